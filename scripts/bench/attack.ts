@@ -9,8 +9,8 @@ import { Agent, get } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { assaults } from './attack/attacker-process.ts';
-import { rounded, Table } from './compare-programs-in-turns.ts';
-import { at, bench, cost, type Farhand, program, startFarhand } from './start-and-measure-programs.ts';
+import { p50AndP99, Table } from './compare-programs-in-turns.ts';
+import { bench, cost, type Farhand, program, startFarhand } from './start-and-measure-programs.ts';
 
 const everyMs = 20;
 const readTimeoutMs = 5_000;
@@ -80,7 +80,7 @@ await bench(async (folder) => {
   const target = { http: endpoint(farhand.http), grpc: endpoint(farhand.grpc), key: farhand.key };
   const row = (name: string, { times, peak }: Felt, before: number): void => {
     const after = cost(farhand.broker.pid).rss;
-    const felt = `${rounded(at(times, 0.5))} / ${rounded(at(times, 0.99))} ms`;
+    const felt = p50AndP99(times);
     const [was, most, is] = [before, peak, after].map((rss) => `${Math.round(rss)}`);
     table.row(name, felt, `${was} / ${most} MiB`, `${is} MiB`);
     console.error(`${name}: ${felt}, ${was}, ${most}, ${is} MiB`);

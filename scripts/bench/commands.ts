@@ -19,7 +19,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { createFloors } from './commands/least-cost-of-steps.ts';
 import type { Ask, Seen, Trues } from './commands/measuring-process.ts';
 import { type Read, startWay, type Targets, type WayName } from './commands/ways-to-run-a-command.ts';
-import { Meter, partsOf, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
+import { Meter, p50AndP99, partsOf, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
 import {
   at,
   bench,
@@ -278,10 +278,9 @@ async function trueBeside({ table, targets, runs }: CommandsBench, what: string)
     await stream;
   }
   await way.close();
-  const both = (times: number[]): string => `${rounded(at(times, 0.5))} / ${rounded(at(times, 0.99))} ms`;
   const ratio = rounded(at(sorted(beside), 0.99) / at(calm, 0.99));
   const row = `\`true\` during ${what.replace(/,.*/, '')}: p50 / p99 of ${beside.length}`;
-  table.row(row, both(sorted(beside)), `without it: ${both(calm)}`, `${ratio} (p99)`);
+  table.row(row, p50AndP99(sorted(beside)), `without it: ${p50AndP99(calm)}`, `${ratio} (p99)`);
 }
 
 /**

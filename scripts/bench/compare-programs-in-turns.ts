@@ -3,7 +3,7 @@
 import { writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { cost, mebibytes, median, type Running, run } from './start-and-measure-programs.ts';
+import { at, cost, mebibytes, median, type Running, run } from './start-and-measure-programs.ts';
 
 export interface CopyProgram {
   name: string;
@@ -133,6 +133,10 @@ export function rounded(value: number): string {
   if (value >= 10) return value.toFixed(1);
   return value >= 0.1 ? value.toFixed(2) : value.toPrecision(1);
 }
+
+/** Returns the median and the 99th percentile of sorted milliseconds as a text. */
+export const p50AndP99 = (sorted: number[]): string =>
+  `${rounded(at(sorted, 0.5))} / ${rounded(at(sorted, 0.99))} ms`;
 
 /** Measures programs while they work: the CPU seconds of each piece of work, and the highest resident memory. */
 export class Meter {

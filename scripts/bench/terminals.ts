@@ -13,7 +13,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import { partsOf, rounded, settle, Table } from './compare-programs-in-turns.ts';
+import { p50AndP99, partsOf, rounded, settle, Table } from './compare-programs-in-turns.ts';
 import { at, bench, type Farhand, machineId, run, startFarhand } from './start-and-measure-programs.ts';
 import { present, type Ssh, sshPackages, startSsh } from './start-sshd.ts';
 import {
@@ -78,8 +78,8 @@ async function alone({ table, client, machine, ssh }: Ground): Promise<void> {
   const ratio = peer ? rounded(at(ours, 0.5) / at(peer, 0.5)) : '';
   table.row(
     'key echo, one client: p50 / p99',
-    printed(ours),
-    peer ? `a shell over ssh2: ${printed(peer)}` : '',
+    p50AndP99(ours),
+    peer ? `a shell over ssh2: ${p50AndP99(peer)}` : '',
     ratio,
   );
 }
@@ -100,7 +100,7 @@ async function crowd({ table, client, machine }: Ground): Promise<void> {
   times.sort((a, b) => a - b);
   table.row(
     `key echo at each of ${crowdSize - 1} clients beside one that never reads: p50 / p99`,
-    printed(times),
+    p50AndP99(times),
   );
   await client.sessions.end({ session_id: id });
   for (const other of others) other.close();
@@ -163,15 +163,18 @@ async function download({ folder, table, started, client, machine, has }: Ground
   const { seconds } = await downloaded;
   times.sort((a, b) => a - b);
   const what = `key echo during a download of ${largeMiB} MiB: p50 / p99`;
-  table.row(what, printed(times), `without it: ${printed(quiet)}`, rounded(at(times, 0.5) / at(quiet, 0.5)));
+  table.row(
+    what,
+    p50AndP99(times),
+    `without it: ${p50AndP99(quiet)}`,
+    rounded(at(times, 0.5) / at(quiet, 0.5)),
+  );
   table.row('that download', `${rounded(largeMiB / seconds)} MiB/s, ${times.length} keys meanwhile`);
   typist.close();
   await client.sessions.end({ session_id: id });
 }
 
 // ---- Typing
-
-const printed = (sorted: number[]): string => `${rounded(at(sorted, 0.5))} / ${rounded(at(sorted, 0.99))} ms`;
 
 /** Attaches a client that never reads its stream. */
 async function neverReading(client: Client, id: string): Promise<Socket> {

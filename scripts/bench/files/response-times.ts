@@ -4,7 +4,7 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { Pool } from 'undici';
-import { rounded, settle } from '../compare-programs-in-turns.ts';
+import { p50AndP99, rounded, settle } from '../compare-programs-in-turns.ts';
 import {
   at,
   cost,
@@ -99,12 +99,10 @@ export async function stalled(filesBench: FilesBench): Promise<void> {
     const hung = sockets.filter((socket) => !socket.destroyed && !socket.closed).length;
     for (const [n, name] of Object.keys(urls).entries()) {
       const [ours = [], free = []] = [beside[n], calm[n]];
-      const printed = (times: number[]): string =>
-        `${rounded(at(times, 0.5))} / ${rounded(at(times, 0.99))} ms`;
       table.row(
         `${name}, beside ${hung} stalled downloads: p50 / p99`,
-        printed(ours),
-        `without them: ${printed(free)}`,
+        p50AndP99(ours),
+        `without them: ${p50AndP99(free)}`,
         `${(at(ours, 0.5) / at(free, 0.5)).toFixed(2)} (p50)`,
       );
     }
