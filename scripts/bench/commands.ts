@@ -19,7 +19,16 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { createFloors } from './commands/least-cost-of-steps.ts';
 import type { Ask, Seen, Trues } from './commands/measuring-process.ts';
 import { type Read, startWay, type Targets, type WayName } from './commands/ways-to-run-a-command.ts';
-import { Meter, p50AndP99, partsOf, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
+import {
+  inTurns,
+  Meter,
+  p50AndP99,
+  partsOf,
+  rest,
+  rounded,
+  settle,
+  Table,
+} from './compare-programs-in-turns.ts';
 import {
   at,
   bench,
@@ -115,32 +124,6 @@ async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<See
   const seen = await measureInProcess<Seen>({ way, targets, ...wanted });
   const [{ count, width }, speed] = [wanted, rounded(seen.times.length / seen.seconds)];
   console.error(`${way}: ran \`true\` ${count} times, ${width} at once: ${speed}/s, ${seen.failed} failed`);
-  return seen;
-}
-
-/**
- * Runs every way in turn, `runs` times. Each round begins with another way. A way that fails is reported, and then left
- * out.
- */
-async function inTurns<Way extends string, T>(
-  { runs, table }: CommandsBench,
-  ways: Way[],
-  what: string,
-  once: (way: Way) => Promise<T>,
-): Promise<Map<Way, T[]>> {
-  const seen = new Map<Way, T[]>(ways.map((way) => [way, []]));
-  for (let round = 0; round < runs; round += 1) {
-    const first = round % ways.length;
-    for (const way of [...ways.slice(first), ...ways.slice(0, first)]) {
-      if (!seen.has(way)) continue;
-      try {
-        seen.get(way)?.push(await once(way));
-      } catch (error) {
-        seen.delete(way);
-        table.failure(`${what}, ${way}`, error);
-      }
-    }
-  }
   return seen;
 }
 

@@ -69,8 +69,34 @@ export function partsOf<Part extends string>(only: string, parts: Record<Part, u
 }
 
 /**
- * Runs all programs in turn, `runs` times. Leaves out programs that fail. Adds a row to the table for each pair of one
- * program of `ours` (Farhand) and one of `others`.
+ * Runs every way in turn, `runs` times. Returns the results by way. A way that fails is reported, and then left out.
+ */
+export async function inTurns<Way extends string | CopyProgram, T>(
+  { runs, table }: { runs: number; table: Table },
+  ways: Way[],
+  what: string,
+  once: (way: Way) => Promise<T>,
+): Promise<Map<Way, T[]>> {
+  const seen = new Map<Way, T[]>(ways.map((way) => [way, []]));
+  for (let round = 0; round < runs; round += 1) {
+    // Each round begins with another way, so that no way always runs first.
+    const first = round % ways.length;
+    for (const way of [...ways.slice(first), ...ways.slice(0, first)]) {
+      if (!seen.has(way)) continue;
+      try {
+        seen.get(way)?.push(await once(way));
+      } catch (error) {
+        seen.delete(way);
+        table.failure(`${what}, ${typeof way === 'string' ? way : way.name}`, error);
+      }
+    }
+  }
+  return seen;
+}
+
+/**
+ * Runs all programs in turn, `runs` times. Adds a row to the table for each pair of one program of `ours` (Farhand) and
+ * one of `others`.
  */
 export async function race(
   table: Table,
@@ -80,20 +106,7 @@ export async function race(
   others: CopyProgram[],
 ): Promise<void> {
   const programs = [...ours, ...others];
-  const times = new Map<CopyProgram, number[]>(programs.map((program) => [program, []]));
-  for (let round = 0; round < runs; round += 1) {
-    // Each round begins with another program, so that no program always runs first.
-    const first = round % programs.length;
-    for (const program of [...programs.slice(first), ...programs.slice(0, first)]) {
-      if (!times.has(program)) continue;
-      try {
-        times.get(program)?.push(await turn(work, program));
-      } catch (error) {
-        times.delete(program);
-        table.failure(`${work.what}, ${program.name}`, error);
-      }
-    }
-  }
+  const times = await inTurns({ runs, table }, programs, work.what, (program) => turn(work, program));
   const speed = (program: CopyProgram): number => work.amount / median(times.get(program) ?? []);
   const printed = (program: CopyProgram): string =>
     speed(program) > 0 ? `${rounded(speed(program))} ${work.unit}/s` : 'failed';
