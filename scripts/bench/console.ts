@@ -34,7 +34,6 @@ const { values } = parseArgs({
 const wanted = values.only.split(',');
 const large = Number(values.scale);
 const few = 100;
-const agentsPerProcess = 2_500;
 
 /** The parts of this bench that run with a hundred machines, in this order. */
 const parts: [name: string, measure: (consoleBench: ConsoleBench) => Promise<void>][] = [
@@ -44,15 +43,6 @@ const parts: [name: string, measure: (consoleBench: ConsoleBench) => Promise<voi
   ['uploads', uploadFiles],
   ['terminal', floodTerminal],
 ];
-
-const startFleet = ({ grpc, joinToken }: BrokerProcess, agents: number): Promise<FleetOfAgents> =>
-  FleetOfAgents.start({
-    brokers: [grpc],
-    agents,
-    processes: Math.ceil(agents / agentsPerProcess),
-    dialsAtOnce: 0,
-    joinToken,
-  });
 
 async function main(folder: string): Promise<void> {
   const figures = new Limits(values.out);
@@ -70,11 +60,7 @@ async function main(folder: string): Promise<void> {
 }
 
 async function measureFew(folder: string, figures: Limits, browser: Browser): Promise<void> {
-  const broker = await BrokerProcess.start({
-    dataDir: join(folder, 'few'),
-    machines: few + 1,
-    profiled: false,
-  });
+  const broker = await BrokerProcess.start({ dataDir: join(folder, 'few'), machines: few + 1 });
   const writable = join(folder, 'writable');
   mkdirSync(writable);
   const { id, agent } = await startMachine(folder, 'real', broker);
@@ -82,7 +68,11 @@ async function measureFew(folder: string, figures: Limits, browser: Browser): Pr
   const newTab = (): Promise<Tab> => Tab.open(browser, broker.http, broker.key);
   const consoleBench = { broker, figures, machines: few, real, folder };
   if (wanted.includes('memory')) await measureMemory(consoleBench, newTab).catch(failed(figures, 'memory'));
-  const agents = await startFleet(broker, few);
+  const agents = await FleetOfAgents.start({
+    brokers: [broker.grpc],
+    agents: few,
+    joinToken: broker.joinToken,
+  });
   try {
     for (const [name, measure] of parts) {
       if (!wanted.includes(name)) continue;
@@ -108,7 +98,7 @@ async function measureMemory(
   newTab: () => Promise<Tab>,
 ): Promise<void> {
   const dataDir = join(consoleBench.folder, 'control');
-  const broker = await BrokerProcess.start({ dataDir, machines: 1, profiled: false });
+  const broker = await BrokerProcess.start({ dataDir, machines: 1 });
   const { id, agent } = await startMachine(consoleBench.folder, 'control-machine', broker);
   try {
     await measureBrokerMemory(consoleBench, newTab, { broker, machine: id });
@@ -119,12 +109,12 @@ async function measureMemory(
 }
 
 async function measureMany(folder: string, figures: Limits, browser: Browser): Promise<void> {
-  const broker = await BrokerProcess.start({
-    dataDir: join(folder, 'many'),
-    machines: large,
-    profiled: false,
+  const broker = await BrokerProcess.start({ dataDir: join(folder, 'many'), machines: large });
+  const agents = await FleetOfAgents.start({
+    brokers: [broker.grpc],
+    agents: large,
+    joinToken: broker.joinToken,
   });
-  const agents = await startFleet(broker, large);
   try {
     const tab = await Tab.open(browser, broker.http, broker.key);
     const consoleBench = { broker, figures, machines: large, real: { id: '', folder }, folder, tab };

@@ -45,7 +45,6 @@ const { values } = parseArgs({
   },
 });
 
-const agentsPerProcess = 2_500;
 const baseMs = 22_000;
 
 /**
@@ -69,7 +68,6 @@ const settings: FleetSettings = {
   scale: Number(values.scale),
   seconds: Number(values.seconds),
   restSeconds: Number(values.rest),
-  rows: Number(values.rows),
 };
 const wanted = values.only.split(',');
 
@@ -77,7 +75,7 @@ async function main(folder: string): Promise<void> {
   const figures = new Figures(values.out);
   figures.line(`${new Date().toISOString()} node ${process.version} ${process.argv.slice(2).join(' ')}`);
   if (wanted.includes('history')) {
-    await listHistory(join(folder, 'history'), figures, settings).catch((error: unknown) =>
+    await listHistory(join(folder, 'history'), figures, Number(values.rows)).catch((error: unknown) =>
       figures.failure('history', error),
     );
   }
@@ -98,7 +96,7 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
   const agents = await FleetOfAgents.start({
     brokers: [broker.grpc],
     agents: settings.scale,
-    processes: Number(values.processes ?? Math.ceil(settings.scale / agentsPerProcess)),
+    ...(values.processes !== undefined && { processes: Number(values.processes) }),
     dialsAtOnce: Number(values['dials-at-once']),
     joinToken: broker.joinToken,
   });

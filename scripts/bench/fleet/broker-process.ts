@@ -11,7 +11,7 @@ interface Parameters {
   /** Number of machines that may join. */
   machines: number;
   /** Starts the broker so that profile() can take CPU profiles. */
-  profiled: boolean;
+  profiled?: boolean;
 }
 
 const program = join(import.meta.dirname, '../../../broker/main.ts');
@@ -49,7 +49,7 @@ export class BrokerProcess {
   }
 
   get isProfiled(): boolean {
-    return this.#parameters.profiled;
+    return this.#parameters.profiled === true;
   }
 
   get pid(): number {

@@ -10,8 +10,6 @@ export interface FleetSettings {
   seconds: number;
   /** Seconds over which the CPU at rest is measured. */
   restSeconds: number;
-  /** Number of rows in each table of the history. */
-  rows: number;
 }
 
 export interface Fleet {

@@ -8,9 +8,10 @@ export interface FleetParams {
   /** HOST:PORT of each broker. The agents are divided among the brokers at first, and may dial any of them later. */
   brokers: string[];
   agents: number;
-  processes: number;
+  /** Number of processes. By default, each has up to 2,500 agents. */
+  processes?: number;
   /** Maximum number of simultaneous dials of the whole fleet. 0 means no limit, as in a real fleet. */
-  dialsAtOnce: number;
+  dialsAtOnce?: number;
   joinToken: string;
   /**
    * Gives the agents the same CPU priority as the broker. With the lower default, they take minutes to link again on a
@@ -31,6 +32,7 @@ const limitedMachines = 100;
  */
 const agentsPerSource = 500;
 const pollMs = 50;
+const agentsPerProcess = 2_500;
 
 export class FleetOfAgents {
   /** Ids of the machines, in the order in which they joined. */
@@ -43,7 +45,8 @@ export class FleetOfAgents {
   /** Starts the processes, and makes all agents join. Resolves when all are linked. */
   static async start(params: FleetParams): Promise<FleetOfAgents> {
     const fleet = new FleetOfAgents();
-    const { processes, brokers, joinToken, dialsAtOnce, hasNormalPriority = false } = params;
+    const { brokers, joinToken, dialsAtOnce = 0, hasNormalPriority = false } = params;
+    const { processes = Math.ceil(params.agents / agentsPerProcess) } = params;
     const agents = agentParams(params.agents);
     const atOnce = dialsAtOnce === 0 ? Number.MAX_SAFE_INTEGER : Math.ceil(dialsAtOnce / processes);
     for (let n = 0; n < processes; n += 1) {

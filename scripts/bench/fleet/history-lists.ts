@@ -7,7 +7,6 @@ import { Farhand as Client } from '../../../shared/sdk/index.ts';
 import { at } from '../start-and-measure-programs.ts';
 import { BrokerProcess } from './broker-process.ts';
 import { fillHistory } from './fill-history-rows.ts';
-import type { FleetSettings } from './fleet-context.ts';
 import { FleetOfAgents } from './fleet-of-agents.ts';
 import { Prober } from './http-load.ts';
 import { type Figures, milliseconds } from './print-figures.ts';
@@ -48,18 +47,12 @@ interface Context {
 }
 
 /** Starts a broker of its own, and fills five tables of its history with `rows` rows each. */
-export async function listHistory(
-  folder: string,
-  figures: Figures,
-  { rows }: Pick<FleetSettings, 'rows'>,
-): Promise<void> {
-  const broker = await BrokerProcess.start({ dataDir: folder, machines, profiled: false });
+export async function listHistory(folder: string, figures: Figures, rows: number): Promise<void> {
+  const broker = await BrokerProcess.start({ dataDir: folder, machines });
   const { grpc, joinToken } = broker;
   const agents = await FleetOfAgents.start({
     brokers: [grpc],
     agents: machines,
-    processes: 1,
-    dialsAtOnce: 0,
     joinToken,
   });
   try {
