@@ -121,8 +121,7 @@ const ownProfiles = ['rest', 'batch', 'kill', 'cut'];
 
 async function profiled(name: string, fleet: Fleet, measure: (fleet: Fleet) => Promise<void>): Promise<void> {
   if (ownProfiles.includes(name)) return measure(fleet);
-  const { top } = await fleet.broker.profile(() => measure(fleet));
-  fleet.figures.profile(name, top);
+  fleet.figures.profile(name, await fleet.broker.profile(() => measure(fleet)));
 }
 
 await bench(main);

@@ -98,16 +98,22 @@ export class BrokerProcess {
     return Number(/^write_bytes: (\d+)/m.exec(readFileSync(`/proc/${this.#pid}/io`, 'latin1'))?.[1]);
   }
 
-  /** Profiles the main thread while `work` runs. Returns the functions that took the most time, the longest first. */
-  async profile<T>(work: () => Promise<T>): Promise<{ result: T; top: string[] }> {
-    if (this.#inspector === undefined) return { result: await work(), top: [] };
+  /**
+   * Profiles the main thread while `work` runs. Returns the functions that took the most time, the longest first. Returns
+   * none if the broker was started without `profiled`.
+   */
+  async profile(work: () => Promise<unknown>): Promise<string[]> {
+    if (this.#inspector === undefined) {
+      await work();
+      return [];
+    }
     const inspector = await connectInspector(this.#inspector);
     await inspector.call('Profiler.enable');
     await inspector.call('Profiler.start');
-    const result = await work();
+    await work();
     const { profile } = (await inspector.call('Profiler.stop')) as { profile: Profile };
     inspector.close();
-    return { result, top: topOf(profile) };
+    return topOf(profile);
   }
 }
 

@@ -17,8 +17,7 @@ export async function measureRest(fleet: Fleet): Promise<void> {
   await sleep(settleMs);
   await restRow(fleet, 'at rest, before any interruption');
   if (!fleet.broker.isProfiled) return;
-  const { top } = await fleet.broker.profile(() => sleep(profileMs));
-  fleet.figures.profile('at rest', top);
+  fleet.figures.profile('at rest', await fleet.broker.profile(() => sleep(profileMs)));
 }
 
 async function restRow({ broker, agents, baseMiB, figures, settings }: Fleet, what: string): Promise<void> {
@@ -61,7 +60,7 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   await interrupt();
   const [served, cpu] = [performance.now(), broker.cpu()];
   const prober = new Prober(broker.http, `/api/v1/machines/${agents.machineIds[0]}`, broker.key);
-  const { top } = await broker.profile(() => agents.linked(settings.scale, longestReturnS, before.welcomes));
+  const top = await broker.profile(() => agents.linked(settings.scale, longestReturnS, before.welcomes));
   const [seconds, sinceServed] = [performance.now() - begun, performance.now() - served].map(
     (ms) => ms / 1000,
   );
