@@ -10,18 +10,6 @@ import { at } from '../start-and-measure-programs.ts';
 const run = promisify(execFile);
 const connections = 32;
 
-/** Returns the version line of wrk (Debian's package wrk); undefined if wrk is not installed. */
-export async function wrkVersion(): Promise<string | undefined> {
-  try {
-    await run('wrk', ['-v']);
-  } catch (error) {
-    // `wrk -v` exits with 1, so its output is in the error.
-    const { stdout } = error as { stdout?: string };
-    return stdout?.startsWith('wrk') ? stdout.split('\n')[0] : undefined;
-  }
-  return 'wrk';
-}
-
 /** Measures requests per second for some seconds. Rejects if the status of an answer is not 200. */
 export async function perSecond(url: string, key: string, seconds: number, byWrk: boolean): Promise<number> {
   if (!byWrk) return loop(new URL(url), key, seconds);

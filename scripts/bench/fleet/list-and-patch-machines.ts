@@ -2,9 +2,10 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { rounded } from '../compare-programs-in-turns.ts';
-import { at, program } from '../start-and-measure-programs.ts';
+import { at, program, timed } from '../start-and-measure-programs.ts';
+import { programPath } from '../start-sshd.ts';
 import type { Fleet } from './fleet-context.ts';
-import { perSecond, wrkVersion } from './http-load.ts';
+import { perSecond } from './http-load.ts';
 import { milliseconds } from './print-figures.ts';
 
 const changesPerSecond = 5;
@@ -34,7 +35,7 @@ const ofStatuses: [what: string, query: string][] = [
 ];
 
 export async function listMachines({ broker, client, figures, settings }: Fleet): Promise<void> {
-  const byWrk = (await wrkVersion()) !== undefined;
+  const byWrk = programPath('wrk') !== undefined;
   const limited = await client.keys.create({
     name: 'limited',
     scopes: ['machines:read'],
@@ -101,15 +102,10 @@ export async function patchMachine({ broker, client, agents, figures }: Fleet): 
   await sleep(2_000);
   const idlePerMs = (broker.written() - idleBegan) / 2_000;
   const [before, begun] = [broker.written(), performance.now()];
-  const times: number[] = [];
-  for (let n = 0; n < patches; n += 1) {
-    const sent = performance.now();
-    await client.machines.update({ machine_id, name: `renamed-${n}` });
-    times.push(performance.now() - sent);
-  }
+  let n = 0;
+  const times = await timed(patches, () => client.machines.update({ machine_id, name: `renamed-${n++}` }));
   const idle = idlePerMs * (performance.now() - begun);
   const bytes = (broker.written() - before - idle) / patches;
-  times.sort((a, b) => a - b);
   figures.row(
     '`PATCH` of one machine: time (p50 / p99); data that each `PATCH` writes to disk',
     `${milliseconds(at(times, 0.5))} / ${milliseconds(at(times, 0.99))}; ${rounded(bytes / 1024)} KiB`,
