@@ -18,7 +18,7 @@ import { ScheduleRecords } from '../../broker/schedules/run-records.ts';
 import { type AlertRule, type Machine, openState, type State } from '../../broker/state/in-memory-state.ts';
 import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { bench } from './start-and-measure-programs.ts';
+import { bench, median } from './start-and-measure-programs.ts';
 
 const { values } = parseArgs({
   options: {
@@ -91,7 +91,7 @@ async function roundsOf(facts: MachineFacts): Promise<number> {
     times.push((user + system) / 1e6);
     await new Promise((resolve) => setImmediate(resolve));
   }
-  return times.toSorted((a, b) => a - b)[Math.floor(times.length / 2)] ?? 0;
+  return median(times);
 }
 
 await bench(async (folder) => {

@@ -24,9 +24,11 @@ import {
   fromSource,
   helpers,
   machineId,
+  median,
   privateMebibytes,
   run,
   startFarhand,
+  timed,
 } from './start-and-measure-programs.ts';
 import { attached, echoes, startEcho, type Typist } from './terminals/key-echo-times.ts';
 
@@ -102,7 +104,7 @@ async function startSide(folder: string, checkout: string): Promise<Side> {
   }
   const typist = await attached(client, await startEcho(client, machine));
   const way = await startWay('farhand', { ...started, machine, ssh: undefined }, 1);
-  for (let n = 0; n < warmUp; n += 1) await way.run('true');
+  await timed(warmUp, () => way.run('true'));
   await way.close();
   return { started, client, machine, typist, large, copy };
 }
@@ -133,14 +135,9 @@ function memory({ started }: Side): number {
 
 async function commands({ started, machine }: Side): Promise<Record<string, number>> {
   const way = await startWay('farhand', { ...started, machine, ssh: undefined }, atOnce);
-  const times: number[] = [];
-  for (let n = 0; n < oneByOne + 10; n += 1) {
-    const begun = performance.now();
-    await way.run('true');
-    // The first requests do not count, because they open the connection.
-    if (n >= 10) times.push(performance.now() - begun);
-  }
-  times.sort((a, b) => a - b);
+  // The first requests do not count, because they open the connection.
+  await timed(10, () => way.run('true'));
+  const p50 = at(await timed(oneByOne, () => way.run('true')), 0.5);
   let left = many;
   const begun = performance.now();
   const lane = async (): Promise<void> => {
@@ -149,7 +146,7 @@ async function commands({ started, machine }: Side): Promise<Record<string, numb
   await Promise.all(Array.from({ length: atOnce }, lane));
   const seconds = (performance.now() - begun) / 1000;
   await way.close();
-  return { '`true`, p50 (ms)': at(times, 0.5), [`commands a second, ${atOnce} at once`]: many / seconds };
+  return { '`true`, p50 (ms)': p50, [`commands a second, ${atOnce} at once`]: many / seconds };
 }
 
 async function files({ started, machine, large, copy }: Side): Promise<Record<string, number>> {
@@ -178,11 +175,7 @@ function print(results: Results): void {
       const [low, middle, high] = [0.25, 0.5, 0.75].map((share) => at(sorted, share).toFixed(2));
       return `${middle} (${low} to ${high})`;
     };
-    const median = at(
-      before.toSorted((a, b) => a - b),
-      0.5,
-    );
-    table.row(what, rounded(median), ratios('before again'), ratios('now'));
+    table.row(what, rounded(median(before)), ratios('before again'), ratios('now'));
   }
   table.note(
     `${values.turns} rounds; in brackets the range of the middle half of the rounds; programs ${values.packaged ? 'as in their packages' : 'run from source'}`,

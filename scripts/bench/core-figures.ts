@@ -80,10 +80,9 @@ async function main(folder: string): Promise<void> {
     'bare is up',
   );
   const rates = { ours: 0, bare: 0 };
-  for (const round of [1, 2, 3]) {
+  for (let round = 0; round < 3; round += 1) {
     rates.ours = Math.max(rates.ours, await perSecond(http, '/api/v1/machines', headers));
     rates.bare = Math.max(rates.bare, await perSecond(bare.line.url ?? '', '/api/v1/machines', headers));
-    if (round === 3) break;
   }
   console.log(`GET /machines, 100 registered, 20 a page  ${rates.ours.toFixed(0).padStart(7)} requests/s`);
   console.log(`bare koa + router, the same bytes         ${rates.bare.toFixed(0).padStart(7)} requests/s`);

@@ -1,6 +1,7 @@
 // Measures the time from a key press in a terminal to its echo.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand as Client } from '../../../shared/sdk/index.ts';
+import { timed } from '../start-and-measure-programs.ts';
 
 const patienceMs = 10_000;
 /** The command that runs in the terminal and echoes each byte. */
@@ -16,16 +17,12 @@ export interface Typist {
 }
 
 /** Presses `count` keys, one after another. Returns the milliseconds until each echo, shortest first. */
-export async function echoes(typist: Typist, count: number): Promise<number[]> {
-  const times: number[] = [];
-  for (let key = 0; key < count; key += 1) {
-    const pressed = performance.now();
+export function echoes(typist: Typist, count: number): Promise<number[]> {
+  return timed(count, async () => {
     const heard = nextByte(typist);
     typist.press();
     await heard;
-    times.push(performance.now() - pressed);
-  }
-  return times.sort((a, b) => a - b);
+  });
 }
 
 export function nextByte(typist: Typist): Promise<void> {
