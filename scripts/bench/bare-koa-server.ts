@@ -1,9 +1,9 @@
 // Sends the same JSON as the broker, with bare koa and router and without any checks. Its requests per second are an
 // upper bound for the broker's REST API.
 import { createServer } from 'node:http';
-import type { AddressInfo } from 'node:net';
 import Router from '@koa/router';
 import Koa from 'koa';
+import { listenAndReport } from './free-ports.ts';
 
 const [url = '', key = ''] = process.argv.slice(2);
 const answer: unknown = await (
@@ -16,8 +16,4 @@ router.get('/api/v1/machines', (ctx) => {
 const app = new Koa();
 app.use(router.routes());
 const server = createServer((request, response) => void app.callback()(request, response));
-server.listen(0, '127.0.0.1', () => {
-  const { port } = server.address() as AddressInfo;
-  process.stderr.write(`${JSON.stringify({ msg: 'bare is up', url: `http://127.0.0.1:${port}` })}\n`);
-});
-process.once('SIGTERM', () => process.exit(0));
+await listenAndReport(server, 'bare is up');

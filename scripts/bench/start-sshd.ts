@@ -1,9 +1,9 @@
 // Starts an sshd on loopback, with its keys and settings in the folder of the bench.
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { type AddressInfo, createServer } from 'node:net';
 import { userInfo } from 'node:os';
 import { delimiter, join } from 'node:path';
 import type { Table } from './compare-programs-in-turns.ts';
+import { freePort } from './free-ports.ts';
 import { run, until } from './start-and-measure-programs.ts';
 
 export interface Ssh {
@@ -121,17 +121,4 @@ function settings(table: Record<string, string | number>): string {
   return Object.entries(table)
     .map(([name, value]) => `${name} ${value}\n`)
     .join('');
-}
-
-/** Returns a free port, because sshd cannot choose one itself. */
-function freePort(): Promise<number> {
-  const server = createServer();
-  return new Promise((resolve, reject) => {
-    server.once('error', reject);
-    server.listen(0, '127.0.0.1', () => {
-      // The cast is safe: a listening TCP server has an address and a port.
-      const { port } = server.address() as AddressInfo;
-      server.close(() => resolve(port));
-    });
-  });
 }

@@ -1,23 +1,7 @@
 // Two TCP proxies. One divides connections among servers; the other can stall, as if its server had vanished from the
 // network.
-import { once } from 'node:events';
-import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
-
-/** Returns a port of loopback that is currently free. */
-export async function freePort(): Promise<number> {
-  const server = createServer();
-  const port = await listen(server);
-  server.close();
-  await once(server, 'close');
-  return port;
-}
-
-async function listen(server: Server): Promise<number> {
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  // The cast is safe: a server that listens on a host and port has an address of this type.
-  return (server.address() as AddressInfo).port;
-}
+import { connect, createServer, type Socket } from 'node:net';
+import { listen } from '../bench/free-ports.ts';
 
 /** Starts a proxy that connects each client to the next server, and skips servers that do not answer. */
 export async function startRoundRobin(addresses: readonly string[]) {

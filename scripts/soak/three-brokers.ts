@@ -2,9 +2,10 @@
 import { copyFileSync, existsSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';
+import { freePort } from '../bench/free-ports.ts';
 import { firstSecrets, program, type Running, startAgent } from '../bench/start-and-measure-programs.ts';
 import { type PostgresServer, startPostgres } from './postgres-server.ts';
-import { freePort, type StallingProxy, startRoundRobin, startStallingProxy } from './tcp-proxies.ts';
+import { type StallingProxy, startRoundRobin, startStallingProxy } from './tcp-proxies.ts';
 
 const brokerCount = 3;
 const simulatedPerProcess = 1_500;

@@ -1,7 +1,6 @@
 // A receiver of webhooks that records the ids of the events that it got.
-import { once } from 'node:events';
 import { createServer } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import { listen } from '../bench/free-ports.ts';
 
 export async function startReceiver() {
   const ids: string[] = [];
@@ -14,9 +13,5 @@ export async function startReceiver() {
       response.end();
     });
   });
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  // The cast is safe: a server that listens on a host and port has an address of this type.
-  const { port } = server.address() as AddressInfo;
-  return { url: `http://127.0.0.1:${port}/`, ids, close: () => void server.close() };
+  return { url: `http://127.0.0.1:${await listen(server)}/`, ids, close: () => void server.close() };
 }

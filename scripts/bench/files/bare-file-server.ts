@@ -2,9 +2,9 @@
 // file transfers over HTTP.
 import { createReadStream, createWriteStream, statSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
 import { basename, join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
+import { listenAndReport } from '../free-ports.ts';
 
 const [folder = ''] = process.argv.slice(2);
 
@@ -25,9 +25,4 @@ const server = createServer((request, response) => {
     response.destroy();
   });
 });
-server.listen(0, '127.0.0.1', () => {
-  // The cast is safe: a listening TCP server has an address and a port.
-  const { port } = server.address() as AddressInfo;
-  process.stderr.write(`${JSON.stringify({ msg: 'plain is up', url: `http://127.0.0.1:${port}` })}\n`);
-});
-process.once('SIGTERM', () => process.exit(0));
+await listenAndReport(server, 'plain is up');

@@ -1,5 +1,6 @@
 // Simulates a distant link: a TCP proxy that forwards every chunk some milliseconds after its arrival.
-import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { connect, createServer, type Socket } from 'node:net';
+import { listenAndReport } from '../free-ports.ts';
 
 const [target = '', delay = ''] = process.argv.slice(2);
 const [host = '', port = ''] = target.split(':');
@@ -42,9 +43,4 @@ const server = createServer({ allowHalfOpen: true }, (near) => {
   forward(near, far);
   forward(far, near);
 });
-server.listen(0, '127.0.0.1', () => {
-  // The cast is safe: a listening TCP server has an address and a port.
-  const { port } = server.address() as AddressInfo;
-  process.stderr.write(`${JSON.stringify({ msg: 'delay is up', address: `127.0.0.1:${port}` })}\n`);
-});
-process.once('SIGTERM', () => process.exit(0));
+await listenAndReport(server, 'delay is up');

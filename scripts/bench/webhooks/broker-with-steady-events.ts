@@ -38,7 +38,6 @@ function emit(): void {
 }
 
 process.once('SIGUSR2', emit);
-process.once('SIGTERM', () => process.exit(0));
 await startBroker(readSettings(brokerSettings, { argv, env: {} }), createLogger('farhand-broker', 'info'), {
   onStores(given) {
     rooms = given;

@@ -1,6 +1,6 @@
 // A receiver of webhooks for the bench. It counts deliveries by path and id, and measures their delays.
 import { createServer } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import { listenAndReport } from '../free-ports.ts';
 
 const ids = new Map<string, Set<string>>();
 const late: number[] = [];
@@ -28,8 +28,4 @@ const server = createServer((request, response) => {
     response.end();
   });
 });
-server.listen(0, '127.0.0.1', () => {
-  const { port } = server.address() as AddressInfo;
-  process.stderr.write(`${JSON.stringify({ msg: 'listener is up', url: `http://127.0.0.1:${port}` })}\n`);
-});
-process.once('SIGTERM', () => process.exit(0));
+await listenAndReport(server, 'listener is up');
