@@ -7,13 +7,14 @@
 //
 // A key is one byte, which a `cat` in a raw terminal sends back. Each key is typed after the echo of the previous one.
 import { once } from 'node:events';
-import { closeSync, openSync, readFileSync, writeSync } from 'node:fs';
+import { closeSync, openSync, writeSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { p50AndP99, partsOf, rounded, settle, Table } from './compare-programs-in-turns.ts';
+import { connectSsh2 } from './connect-ssh2.ts';
 import { at, bench, type Farhand, machineId, run, startFarhand } from './start-and-measure-programs.ts';
 import { present, type Ssh, sshPackages, startSsh } from './start-sshd.ts';
 import {
@@ -195,12 +196,8 @@ async function neverReading(client: Client, id: string): Promise<Socket> {
   return socket;
 }
 
-async function overSsh({ port, user, privateKey }: Ssh): Promise<Typist> {
-  const { Client } = await import('ssh2');
-  const client = new Client();
-  client.connect({ host: '127.0.0.1', port, username: user, privateKey: readFileSync(privateKey) });
-  await once(client, 'ready');
-  client.setNoDelay(true);
+async function overSsh(ssh: Ssh): Promise<Typist> {
+  const client = await connectSsh2(ssh);
   return new Promise((resolve, reject) => {
     client.exec(echo, { pty: true }, (error, channel) => {
       if (error) return reject(error);

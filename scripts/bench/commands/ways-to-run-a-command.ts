@@ -1,6 +1,5 @@
 // The ways to run a command that the bench of commands compares, all with the same interface.
 import { spawn } from 'node:child_process';
-import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Ssh } from '../start-sshd.ts';
 
@@ -129,16 +128,10 @@ function completed({ id, status, exit_code }: Answer): void {
   if (status !== 'completed' || exit_code !== 0) throw new Error(`${id} is ${status} with ${exit_code}`);
 }
 
-/** Runs all commands over one connection, with TCP_NODELAY. */
-async function ssh2Way({ port, user, privateKey }: Ssh): Promise<Way> {
-  const { Client } = await import('ssh2');
-  const client = new Client();
-  await new Promise((resolve, reject) => {
-    client.once('ready', () => resolve(undefined));
-    client.once('error', reject);
-    client.connect({ host: '127.0.0.1', port, username: user, privateKey: readFileSync(privateKey) });
-  });
-  client.setNoDelay(true);
+/** Runs all commands over one connection. */
+async function ssh2Way(ssh: Ssh): Promise<Way> {
+  const { connectSsh2 } = await import('../connect-ssh2.ts');
+  const client = await connectSsh2(ssh);
   const exec = (command: string): Promise<number> =>
     new Promise((resolve, reject) => {
       client.exec(command, (error, channel) => {

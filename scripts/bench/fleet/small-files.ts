@@ -1,7 +1,8 @@
 // Measures many small files that are read at once from one real machine, beside sftp on one open connection.
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
+import { connectSsh2 } from '../connect-ssh2.ts';
 import { median, startAgent, timed } from '../start-and-measure-programs.ts';
 import { present, type Ssh, sshPackages, startSsh } from '../start-sshd.ts';
 import type { Fleet } from './fleet-context.ts';
@@ -62,14 +63,8 @@ async function farhandReader({ broker, client, folder }: Fleet, paths: string[])
   };
 }
 
-async function sftpReader({ port, user, privateKey }: Ssh, paths: string[]) {
-  const { Client } = await import('ssh2');
-  const client = new Client();
-  const ready = Promise.withResolvers<void>();
-  client.once('ready', ready.resolve).once('error', ready.reject);
-  client.connect({ host: '127.0.0.1', port, username: user, privateKey: readFileSync(privateKey) });
-  await ready.promise;
-  client.setNoDelay(true);
+async function sftpReader(ssh: Ssh, paths: string[]) {
+  const client = await connectSsh2(ssh);
   const opened = Promise.withResolvers<import('ssh2').SFTPWrapper>();
   client.sftp((error, session) => (error ? opened.reject(error) : opened.resolve(session)));
   const sftp = await opened.promise;
