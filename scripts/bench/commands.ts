@@ -41,7 +41,7 @@ import {
   startFarhand,
   timed,
 } from './start-and-measure-programs.ts';
-import { present, sshPackages, startMaster, startSsh } from './start-sshd.ts';
+import { startMaster, startSsh } from './start-sshd.ts';
 
 const parts = { latency, history, rate, output, steps };
 type Part = keyof typeof parts;
@@ -75,7 +75,7 @@ const writer = 'dd if=/dev/zero bs=1000000 count=200 status=none';
 async function main(folder: string): Promise<void> {
   const { runs, kept, only } = flags();
   const table = new Table();
-  const ssh = await startSsh(folder, table, present(sshPackages, table));
+  const ssh = await startSsh(folder, table);
   const master = ssh && (await startMaster(ssh, join(folder, 'ssh')));
   const started = await startFarhand(folder);
   const targets: Targets = {

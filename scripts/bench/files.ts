@@ -43,7 +43,7 @@ import {
   startAgent,
   startFarhand,
 } from './start-and-measure-programs.ts';
-import { present, type Ssh, sshPackages, startSsh } from './start-sshd.ts';
+import { isInstalled, type Ssh, startSsh } from './start-sshd.ts';
 
 const parts = { down, up, tree, far, list: listing, stalled };
 type Part = keyof typeof parts;
@@ -51,13 +51,11 @@ type Part = keyof typeof parts;
 const treeFiles = 10_000;
 const farSize = 256;
 const oneWayMs = 25;
-const packages = { ...sshPackages, curl: 'curl', rsync: 'rsync' };
 
 async function main(folder: string): Promise<void> {
   const { size, runs, only, beside, busy, packaged } = flags();
   const table = new Table();
-  const has = present(packages, table);
-  const ssh = await startSsh(folder, table, has);
+  const ssh = await startSsh(folder, table);
   const shelf = join(folder, 'shelf');
   mkdirSync(shelf);
   const source = join(shelf, 'source');
@@ -81,14 +79,13 @@ async function main(folder: string): Promise<void> {
     plain,
     idle,
     ssh,
-    has,
     ...places,
   };
 
   if (busy) for (let n = 0; n < 2; n += 1) void run('while :; do :; done').catch(() => undefined);
   if (ssh) await handshake(filesBench, ssh);
   for (const part of only) {
-    if (part !== 'list' && part !== 'stalled' && !has.has('curl')) continue;
+    if (part !== 'list' && part !== 'stalled' && !isInstalled('curl', table)) continue;
     await parts[part](filesBench).catch((error: unknown) => table.failure(part, error));
   }
   const { output } = await run(`df --output=fstype ${folder} | tail -1`);
@@ -193,7 +190,7 @@ function upload({ folder, copy }: FilesBench, files: string, source: string): Co
   return { name: 'PUT raw', command, made: copy };
 }
 
-function sshPrograms({ ssh, has, source, copy }: FilesBench, way: 'down' | 'up'): CopyProgram[] {
+function sshPrograms({ ssh, table, source, copy }: FilesBench, way: 'down' | 'up'): CopyProgram[] {
   if (!ssh) return [];
   const paths = way === 'down' ? `bench:${source} ${copy}` : `${source} bench:${copy}`;
   const sync = way === 'down' ? '' : ` && sync ${copy}`;
@@ -205,7 +202,7 @@ function sshPrograms({ ssh, has, source, copy }: FilesBench, way: 'down' | 'up')
     copying('scp, aes128-gcm', `scp -q ${ssh.options} -c aes128-gcm@openssh.com`),
   ];
   if (sync) programs.push(copying('scp without sync', `scp -q ${ssh.options}`, ''));
-  if (has.has('rsync')) programs.push(copying('rsync -W', `rsync -W -e 'ssh ${ssh.options}'`));
+  if (isInstalled('rsync', table)) programs.push(copying('rsync -W', `rsync -W -e 'ssh ${ssh.options}'`));
   return programs;
 }
 
@@ -274,7 +271,7 @@ async function tree(filesBench: FilesBench): Promise<void> {
   await race(table, runs, { ...work, what: `${what} up` }, [ups], treePrograms(filesBench, source, 'up'));
 }
 
-function treePrograms({ ssh, has, copy }: FilesBench, source: string, way: 'down' | 'up'): CopyProgram[] {
+function treePrograms({ ssh, table, copy }: FilesBench, source: string, way: 'down' | 'up'): CopyProgram[] {
   if (!ssh) return [];
   const remote = `ssh ${ssh.options} bench`;
   const unpack = `mkdir ${copy} && tar x -C ${copy}`;
@@ -290,7 +287,7 @@ function treePrograms({ ssh, has, copy }: FilesBench, source: string, way: 'down
     'rsync -a': `rsync -a -e 'ssh ${ssh.options}' ${source}/ bench:${copy}/`,
   };
   return Object.entries(way === 'down' ? downs : ups)
-    .filter(([name]) => has.has('rsync') || name !== 'rsync -a')
+    .filter(([name]) => name !== 'rsync -a' || isInstalled('rsync', table))
     .map(([name, command]) => ({
       name,
       command: way === 'down' ? command : `${command} && sync -f ${copy}`,

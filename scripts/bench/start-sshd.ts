@@ -15,12 +15,14 @@ export interface Ssh {
   privateKey: string;
 }
 
-/** The programs of the server and its clients, each with its Debian package. */
-export const sshPackages = {
+/** Debian packages, by the names of programs in them. */
+const debianPackages = {
   ssh: 'openssh-client',
   scp: 'openssh-client',
   'ssh-keygen': 'openssh-client',
   sshd: 'openssh-server',
+  curl: 'curl',
+  rsync: 'rsync',
 };
 
 // A directory that sshd needs when it runs as root. On Debian, only the start of the service creates it.
@@ -32,22 +34,19 @@ export function programPath(name: string): string | undefined {
   return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
 }
 
-/**
- * Returns the programs of `packages` that are installed. For each missing one, adds a note to `table` with the Debian
- * package to install.
- */
-export function present(packages: Record<string, string>, table: Table): Set<string> {
-  const has = new Set(Object.keys(packages).filter((name) => programPath(name)));
-  for (const [name, debian] of Object.entries(packages)) {
-    if (!has.has(name)) table.note(`skipped what needs ${name}: it is not installed (Debian: ${debian})`);
-  }
-  return has;
+/** True if a program is installed. Otherwise adds a note with the Debian package to install. */
+export function isInstalled(name: keyof typeof debianPackages, table: Table): boolean {
+  if (programPath(name)) return true;
+  table.note(`skipped what needs ${name}: it is not installed (Debian: ${debianPackages[name]})`);
+  return false;
 }
 
 /** Starts the server. If a program is missing or the start fails, returns undefined, and the table says why. */
-export async function startSsh(folder: string, table: Table, has: Set<string>): Promise<Ssh | undefined> {
+export async function startSsh(folder: string, table: Table): Promise<Ssh | undefined> {
+  const needed = ['ssh', 'scp', 'ssh-keygen', 'sshd'] as const;
+  const missing = needed.filter((name) => !isInstalled(name, table));
   const sshd = programPath('sshd');
-  if (!sshd || !Object.keys(sshPackages).every((name) => has.has(name))) return undefined;
+  if (!sshd || missing.length > 0) return undefined;
   try {
     return await startSshd(sshd, join(folder, 'ssh'));
   } catch (error) {

@@ -16,7 +16,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { p50AndP99, partsOf, rounded, settle, Table } from './compare-programs-in-turns.ts';
 import { connectSsh2 } from './connect-ssh2.ts';
 import { at, bench, type Farhand, machineId, run, startFarhand } from './start-and-measure-programs.ts';
-import { present, type Ssh, sshPackages, startSsh } from './start-sshd.ts';
+import { isInstalled, type Ssh, startSsh } from './start-sshd.ts';
 import {
   attached,
   echo,
@@ -36,7 +36,6 @@ interface Ground {
   client: Client;
   machine: string;
   ssh: Ssh | undefined;
-  has: Set<string>;
 }
 
 const keys = 1000;
@@ -51,15 +50,14 @@ async function main(folder: string): Promise<void> {
   });
   const only = partsOf(values.only, parts);
   const table = new Table();
-  const has = present({ ...sshPackages, curl: 'curl' }, table);
-  const ssh = await startSsh(folder, table, has);
+  const ssh = await startSsh(folder, table);
   const started = await startFarhand(folder);
   const client = new Client({ baseUrl: started.http, apiKey: started.key, retries: 0 });
   const machine = await machineId(started, 0);
   await settle();
   for (const part of only) {
     console.error(`${part} …`);
-    const ground = { folder, table, started, client, machine, ssh, has };
+    const ground = { folder, table, started, client, machine, ssh };
     await parts[part](ground).catch((error: unknown) => table.failure(part, error));
   }
   table.note('programs run from source');
@@ -141,8 +139,8 @@ async function flooded({
   silent.destroy();
 }
 
-async function download({ folder, table, started, client, machine, has }: Ground): Promise<void> {
-  if (!has.has('curl')) return;
+async function download({ folder, table, started, client, machine }: Ground): Promise<void> {
+  if (!isInstalled('curl', table)) return;
   const large = join(folder, 'large');
   const file = openSync(large, 'w');
   const chunk = Buffer.alloc(1024 * 1024, 'x');

@@ -26,6 +26,4 @@ export interface FilesBench {
   /** Resident MiB of each program before the first measurement. */
   idle: Map<Running, number>;
   ssh: Ssh | undefined;
-  /** The programs that are installed on this system. */
-  has: Set<string>;
 }

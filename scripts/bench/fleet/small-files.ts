@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { Pool } from 'undici';
 import { connectSsh2 } from '../connect-ssh2.ts';
 import { median, startAgent, timed } from '../start-and-measure-programs.ts';
-import { present, type Ssh, sshPackages, startSsh } from '../start-sshd.ts';
+import { type Ssh, startSsh } from '../start-sshd.ts';
 import type { Fleet } from './fleet-context.ts';
 import { milliseconds } from './print-figures.ts';
 
@@ -24,7 +24,7 @@ export async function readSmallFiles(fleet: Fleet): Promise<void> {
   const paths = Array.from({ length: files }, (_, n) => join(room, `file-${n}`));
   for (const path of paths) writeFileSync(path, 'x'.repeat(fileBytes));
   const ours = await farhandReader(fleet, paths);
-  const ssh = await startSsh(folder, figures, present(sshPackages, figures));
+  const ssh = await startSsh(folder, figures);
   const peer = ssh && (await sftpReader(ssh, paths));
   const times = { ours: await medianOf(ours.readAll), peer: peer && (await medianOf(peer.readAll)) };
   await ours.close();
