@@ -44,6 +44,15 @@ function pouring(socket: Socket, next: () => Buffer | string): Promise<void> {
   return closed(socket);
 }
 
+/** Sends what `next` returns, and again after each part of an answer, until the connection is closed. */
+function repeating({ http }: Target, next: () => Buffer | string): Promise<void> {
+  const socket = connect(http);
+  const send = (): void => void socket.write(next());
+  socket.on('data', send);
+  send();
+  return closed(socket);
+}
+
 function post(target: Target, body: string, key = target.key): string {
   return `POST /api/v1/join-tokens HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${key}\r\nContent-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n${body}`;
 }
@@ -106,24 +115,14 @@ export const assaults: Record<string, Assault> = {
       return closed(socket).finally(() => clearInterval(dripping));
     }),
   'HTTP: wrong keys, 16 connections': (target) =>
-    crowd(16, () => {
-      const socket = connect(target.http);
-      const guess = (): void => void socket.write(post(target, '{}', 'service_apikey_wrong'));
-      socket.on('data', guess);
-      guess();
-      return closed(socket);
-    }),
+    crowd(16, () => repeating(target, () => post(target, '{}', 'service_apikey_wrong'))),
   'HTTP: pipelined requests, 4 connections': ({ http }) =>
     crowd(4, () => pouring(connect(http), () => 'GET /healthz HTTP/1.1\r\nHost: b\r\n\r\n'.repeat(200))),
   'HTTP: bodies of 1 MiB, one after another': (target) =>
     crowd(1, () => {
-      const socket = connect(target.http);
       const bodies = [`{"tags":[${'0,'.repeat(500_000)}0]}`, `{"name":${'['.repeat(500_000)}`];
       let n = 0;
-      const send = (): void => void socket.write(post(target, bodies[n++ % 2] ?? ''));
-      socket.on('data', send);
-      send();
-      return closed(socket);
+      return repeating(target, () => post(target, bodies[n++ % 2] ?? ''));
     }),
   'HTTP: headers without end, 8 connections': ({ http }) =>
     crowd(8, () => {
@@ -131,17 +130,11 @@ export const assaults: Record<string, Assault> = {
       socket.write('GET /healthz HTTP/1.1\r\n');
       return pouring(socket, () => `X: ${'x'.repeat(1_000)}\r\n`.repeat(20));
     }),
-  'HTTP: compression bombs, 8 connections': ({ http, key }) => {
+  'HTTP: compression bombs, 8 connections': (target) => {
     const body = bomb();
-    const head = `POST /api/v1/join-tokens HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${key}\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: ${body.length}\r\n\r\n`;
+    const head = `POST /api/v1/join-tokens HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${target.key}\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: ${body.length}\r\n\r\n`;
     const request = Buffer.concat([Buffer.from(head), body]);
-    return crowd(8, () => {
-      const socket = connect(http);
-      const send = (): void => void socket.write(request);
-      socket.on('data', send);
-      send();
-      return closed(socket);
-    });
+    return crowd(8, () => repeating(target, () => request));
   },
   'gRPC: compression bombs, 4 connections': (target) => {
     const body = bomb();
