@@ -16,7 +16,7 @@
 // - Uploads are synced to disk within the measured time, except by "scp without sync". Downloads are not synced.
 // - Figures are medians. Each ratio is followed by the smallest and the largest ratio of a single round.
 import { randomFillSync } from 'node:crypto';
-import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
+import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import {
@@ -59,7 +59,7 @@ async function main(folder: string): Promise<void> {
   const shelf = join(folder, 'shelf');
   mkdirSync(shelf);
   const source = join(shelf, 'source');
-  writeRandom(source, size);
+  await run(`head -c ${size}M /dev/urandom > ${source}`);
   const plain = await program('scripts/bench/files/bare-file-server.ts', [shelf], 'plain is up');
   const commands = packaged ? await makePackagedPrograms(join(folder, 'packaged')) : fromSource();
   const started = await startFarhand(folder, commands);
@@ -132,13 +132,6 @@ async function handshake({ table, runs }: FilesBench, { options }: Ssh): Promise
   for (let n = 0; n < 2 * runs + 1; n += 1) times.push((await run(`ssh ${options} bench true`)).seconds);
   const printed = `ssh: ${rounded(median(times) * 1000)} ms`;
   table.row('(time of `ssh HOST true`, which is part of every time over ssh below)', '', printed, '');
-}
-
-function writeRandom(path: string, mebibytes: number): void {
-  const file = openSync(path, 'w');
-  const chunk = Buffer.alloc(1024 * 1024);
-  for (let n = 0; n < mebibytes; n += 1) writeSync(file, randomFillSync(chunk));
-  closeSync(file);
 }
 
 // ---- One large file
@@ -301,7 +294,7 @@ async function far(filesBench: FilesBench): Promise<void> {
   const { table, runs, folder, farhand, commands, plain, ssh, copy } = filesBench;
   const size = Math.min(filesBench.size, farSize);
   const source = join(folder, 'shelf', 'far');
-  writeRandom(source, size);
+  await run(`head -c ${size}M /dev/urandom > ${source}`);
   const delayed = async (address: string): Promise<string> =>
     (await program('scripts/bench/files/delaying-proxy.ts', [address, String(oneWayMs)], 'delay is up')).line
       .address ?? '';

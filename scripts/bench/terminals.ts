@@ -7,7 +7,6 @@
 //
 // A key is one byte, which a `cat` in a raw terminal sends back. Each key is typed after the echo of the previous one.
 import { once } from 'node:events';
-import { closeSync, openSync, writeSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -142,10 +141,7 @@ async function flooded({
 async function download({ folder, table, started, client, machine }: Ground): Promise<void> {
   if (!isInstalled('curl', table)) return;
   const large = join(folder, 'large');
-  const file = openSync(large, 'w');
-  const chunk = Buffer.alloc(1024 * 1024, 'x');
-  for (let n = 0; n < largeMiB; n += 1) writeSync(file, chunk);
-  closeSync(file);
+  await run(`head -c ${largeMiB}M /dev/urandom > ${large}`);
   const id = await startEcho(client, machine);
   const typist = await attached(client, id);
   const quiet = await echoes(typist, keys);
