@@ -16,7 +16,7 @@ import { joinTokenId, machineId } from '../../shared/api/shared-schemas.ts';
 import { newId } from '../../shared/ids.ts';
 import { fillHistory } from './fleet/fill-history-rows.ts';
 import { Figures } from './fleet/print-figures.ts';
-import { bench } from './start-and-measure-programs.ts';
+import { bench, mebibytes } from './start-and-measure-programs.ts';
 
 const { values } = parseArgs({
   options: {
@@ -101,15 +101,15 @@ async function migrate(...args: string[]): Promise<{ seconds: number; mebibytes:
   child.stdout.setEncoding('utf8').on('data', (part: string) => {
     text += part;
   });
-  let kibibytes = 0;
+  let most = 0;
+  // A process that has just ended has no memory.
   const look = setInterval(() => {
-    const [, most] = /^VmHWM:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${child.pid}/status`, 'utf8')) ?? [];
-    kibibytes = Number(most ?? kibibytes);
+    most = mebibytes(child.pid ?? 0, 'VmHWM') || most;
   }, 100);
   await once(child, 'close');
   clearInterval(look);
   if (child.exitCode !== 0) throw new Error(`migrate ended with ${child.exitCode}`);
-  return { seconds: (performance.now() - begun) / 1000, mebibytes: kibibytes / 1024, text };
+  return { seconds: (performance.now() - begun) / 1000, mebibytes: most, text };
 }
 
 /** Compares two history.db files. Returns the number of rows of `one`, and the tables whose rows differ in `other`. */
