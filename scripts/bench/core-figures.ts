@@ -14,17 +14,12 @@ async function spawnTrue(): Promise<void> {
   await once(spawn('/bin/sh', ['-c', 'true'], { stdio: 'ignore' }), 'close');
 }
 
-/**
- * Sends requests for some seconds, `width` of them at once. Returns the number of answers per second. Throws unless
- * every answer is 200.
- */
-async function perSecond(
-  origin: string,
-  path: string,
-  headers: Record<string, string>,
-  width = 32,
-  seconds = 5,
-) {
+const path = '/api/v1/machines';
+const width = 32;
+const seconds = 5;
+
+/** Sends requests, `width` at once. Returns the number of answers per second. Throws unless every answer is 200. */
+async function perSecond(origin: string, headers: Record<string, string>): Promise<number> {
   const pool = new Pool(origin, { connections: width });
   const end = performance.now() + seconds * 1000;
   let done = 0;
@@ -76,13 +71,13 @@ async function main(folder: string): Promise<void> {
   }
   const bare = await program(
     'scripts/bench/bare-koa-server.ts',
-    [`${http}/api/v1/machines?limit=100`, key],
+    [`${http}${path}?limit=100`, key],
     'bare is up',
   );
   const rates = { ours: 0, bare: 0 };
   for (let round = 0; round < 3; round += 1) {
-    rates.ours = Math.max(rates.ours, await perSecond(http, '/api/v1/machines', headers));
-    rates.bare = Math.max(rates.bare, await perSecond(bare.line.url ?? '', '/api/v1/machines', headers));
+    rates.ours = Math.max(rates.ours, await perSecond(http, headers));
+    rates.bare = Math.max(rates.bare, await perSecond(bare.line.url ?? '', headers));
   }
   console.log(`GET /machines, 100 registered, 20 a page  ${rates.ours.toFixed(0).padStart(7)} requests/s`);
   console.log(`bare koa + router, the same bytes         ${rates.bare.toFixed(0).padStart(7)} requests/s`);
