@@ -7,17 +7,17 @@
 import { copyFileSync, mkdirSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
-import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { type PostgresServer, startPostgres } from '../soak/postgres-server.ts';
 import {
   at,
   bench,
   cost,
-  firstSecrets,
+  fromSource,
+  machineId,
   median,
   program,
   type Running,
-  startAgent,
+  startFarhand,
   timed,
 } from './start-and-measure-programs.ts';
 
@@ -55,35 +55,27 @@ function asker(url: string, key: string) {
   };
 }
 
-function startBroker(dataDir: string, flags: readonly string[] = []): Promise<Running> {
-  const addresses = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
-  return program('broker/main.ts', ['--data-dir', dataDir, ...addresses, ...flags], 'broker is up');
-}
-
 /** Starts a broker with one agent. */
-async function startWay(folder: string, name: string, flags: readonly string[] = []) {
-  const dataDir = join(folder, name);
-  const broker = await startBroker(dataDir, flags);
-  const { http = '', grpc = '' } = broker.line;
-  const { key, token } = await firstSecrets(dataDir, 1);
-  const agent = await startAgent(folder, `agent-of-${name}`, grpc, token);
-  const { items } = await new Client({ baseUrl: http, apiKey: key }).machines.list({});
-  const way: Way = { send: asker(http, key), machine: String(items[0]?.id), broker, agent };
-  return { way, key, dataDir };
+async function startWay(folder: string, flags: readonly string[] = []) {
+  const started = await startFarhand(folder, fromSource(), flags);
+  const { http, key, broker, agent } = started;
+  const way: Way = { send: asker(http, key), machine: await machineId(started, 0), broker, agent };
+  return { way, key };
 }
 
 async function startWays(folder: string, postgres: PostgresServer): Promise<Record<string, Way>> {
   await postgres.query('CREATE DATABASE shared');
-  const { way: sqlite } = await startWay(folder, 'sqlite');
-  const alone = await startWay(folder, 'alone', ['--database-url', postgres.urlAt(postgres.address)]);
+  const { way: sqlite } = await startWay(join(folder, 'sqlite'));
+  const alone = await startWay(join(folder, 'alone'), ['--database-url', postgres.urlAt(postgres.address)]);
   const url = postgres.urlAt(postgres.address).replace('/postgres?', '/shared?');
   const shared = ['--database-url', url, '--peer-listen', '127.0.0.1:0'];
-  const owner = await startWay(folder, 'owner', shared);
+  const owner = await startWay(join(folder, 'owner'), shared);
   const front = join(folder, 'front');
   mkdirSync(front);
   for (const name of ['authority.json', 'webhooks.key'])
-    copyFileSync(join(owner.dataDir, name), join(front, name));
-  const broker = await startBroker(front, shared);
+    copyFileSync(join(folder, 'owner/broker', name), join(front, name));
+  const flags = ['--data-dir', front, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0', ...shared];
+  const broker = await program('broker/main.ts', flags, 'broker is up');
   const forwarded = { ...owner.way, send: asker(broker.line.http ?? '', owner.key), broker };
   return { sqlite, postgres: alone.way, local: owner.way, forwarded };
 }

@@ -174,10 +174,14 @@ export function fromSource(checkout: string = root): Commands {
   };
 }
 
-/** Starts a broker and its first agent as processes. The returned key has the scope admin. */
-export async function startFarhand(folder: string, commands: Commands = fromSource()): Promise<Farhand> {
+/** Starts a broker, with `more` flags, and its first agent. The returned key has the scope admin. */
+export async function startFarhand(
+  folder: string,
+  commands: Commands = fromSource(),
+  more: readonly string[] = [],
+): Promise<Farhand> {
   const dataDir = join(folder, 'broker');
-  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0', ...more];
   const broker = await logged(commands.broker, flags, 'broker is up');
   const { http = '', grpc = '' } = broker.line;
   const made = await firstSecrets(dataDir, 100);
