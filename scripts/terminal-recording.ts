@@ -1,16 +1,12 @@
 // Creates docs/recording.svg, the animated terminal in the README, by running real commands against three agents.
 // Usage: node scripts/terminal-recording.ts
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { createServer } from 'node:net';
-import { tmpdir } from 'node:os';
+import { execFile } from 'node:child_process';
+import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
+import { bench, firstSecrets, program, root } from './bench/start-and-measure-programs.ts';
 
-const root = join(import.meta.dirname, '..');
 const target = join(root, 'docs/recording.svg');
-const startMs = 30_000;
 
 /** The recorded commands. `farhand` is the CLI of this checkout; /tmp/site stands for a temporary directory. */
 const typed = [
@@ -28,66 +24,23 @@ const machines = [
 
 // ---- Running the commands
 
-const children: ChildProcess[] = [];
-
-function start(main: string, args: string[], env: NodeJS.ProcessEnv = {}): void {
-  const options = { env: { ...process.env, ...env }, stdio: ['ignore', 'ignore', 'inherit'] as const };
-  children.push(
-    spawn(process.execPath, [join(root, main), ...args, '--log-level', 'error'], {
-      ...options,
-      stdio: [...options.stdio],
-    }),
-  );
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await new Promise((resolve) => server.once('listening', resolve));
-  const address = server.address();
-  await new Promise((resolve) => server.close(resolve));
-  return typeof address === 'object' && address ? address.port : 0;
-}
-
-/** Repeats a call until it succeeds. Rejects after `startMs` milliseconds. */
-async function eventually<T>(call: () => Promise<T>): Promise<T> {
-  const deadline = Date.now() + startMs;
-  for (;;) {
-    try {
-      return await call();
-    } catch (error) {
-      if (Date.now() > deadline) throw error;
-      await sleep(200);
-    }
-  }
-}
-
 async function record(folder: string): Promise<{ command: string; output: string[] }[]> {
-  const [http, grpc] = [`127.0.0.1:${await freePort()}`, `127.0.0.1:${await freePort()}`];
   const data = join(folder, 'broker');
   mkdirSync(join(folder, 'site'));
   writeFileSync(join(folder, 'site/index.html'), '<h1>Hello</h1>\n');
-  start('broker/main.ts', ['--data-dir', data, '--http', http, '--grpc', grpc]);
-  const env: NodeJS.ProcessEnv = { ...process.env, HOME: folder, FARHAND_URL: `http://${http}` };
-  const cli = join(root, 'broker/cli/main.ts');
+  const flags = ['--data-dir', data, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const { http, grpc = '' } = (await program('broker/main.ts', flags, 'broker is up')).line;
+  const { key, token } = await firstSecrets(data, machines.length);
+  for (const [name, tag] of machines) {
+    const place = ['--broker', grpc, '--join-token', token, '--data-dir', join(folder, name)];
+    await program('agent/main.ts', [...place, '--name', name, '--tags', tag], 'linked');
+  }
+  const env = { ...process.env, HOME: folder, FARHAND_URL: http, FARHAND_API_KEY: key };
   const shell = async (line: string): Promise<string> => {
-    const farhand = `farhand() { '${process.execPath}' '${cli}' "$@"; }\n`;
-    const code = farhand + line.replaceAll('/tmp/site', join(folder, 'on-web-1'));
+    const cli = `farhand() { '${process.execPath}' '${join(root, 'broker/cli/main.ts')}' "$@"; }\n`;
+    const code = cli + line.replaceAll('/tmp/site', join(folder, 'on-web-1'));
     return (await promisify(execFile)('sh', ['-c', `(${code}) 2>&1`], { cwd: folder, env })).stdout;
   };
-  const made = async (verb: string, field: string): Promise<string> => {
-    const answer: unknown = JSON.parse(await shell(`farhand ${verb} --data-dir '${data}' -o json`));
-    return String(Reflect.get(Object(answer), field));
-  };
-  env.FARHAND_API_KEY = await eventually(() => made('auth create-key --name recording', 'key'));
-  for (const [name, tag] of machines) {
-    const args = ['--broker', grpc, '--data-dir', join(folder, name), '--name', name, '--tags', tag];
-    start('agent/main.ts', args, { FARHAND_JOIN_TOKEN: await made('join-tokens create', 'token') });
-  }
-  await eventually(async () => {
-    const online: unknown = JSON.parse(await shell('farhand machines list --status online -o json'));
-    if (!Array.isArray(online) || online.length !== machines.length)
-      throw new Error('the agents are not linked yet');
-  });
   const steps: { command: string; output: string[] }[] = [];
   for (const command of typed) {
     const output = (await shell(command)).replaceAll(join(folder, 'on-web-1'), '/tmp/site').trimEnd();
@@ -167,14 +120,8 @@ ${lines.join('\n')}
 `;
 }
 
-const folder = mkdtempSync(join(tmpdir(), 'farhand-recording-'));
-try {
+await bench(async (folder) => {
   const svg = picture(await record(folder));
   writeFileSync(target, svg);
   console.log(`${target}: ${svg.length} bytes`);
-} finally {
-  const ended = children.map((child) => new Promise((resolve) => child.once('close', resolve)));
-  for (const child of [...children].reverse()) child.kill('SIGTERM');
-  await Promise.all(ended);
-  rmSync(folder, { recursive: true, force: true });
-}
+});
