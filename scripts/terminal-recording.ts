@@ -39,7 +39,8 @@ async function record(folder: string): Promise<{ command: string; output: string
   const shell = async (line: string): Promise<string> => {
     const cli = `farhand() { '${process.execPath}' '${join(root, 'broker/cli/main.ts')}' "$@"; }\n`;
     const code = cli + line.replaceAll('/tmp/site', join(folder, 'on-web-1'));
-    return (await promisify(execFile)('sh', ['-c', `(${code}) 2>&1`], { cwd: folder, env })).stdout;
+    return (await promisify(execFile)('sh', ['-c', `(${code}) 2>&1 </dev/null`], { cwd: folder, env }))
+      .stdout;
   };
   const steps: { command: string; output: string[] }[] = [];
   for (const command of typed) {
