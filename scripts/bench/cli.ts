@@ -2,9 +2,8 @@
 // Usage: npx node scripts/bench/cli.ts
 import { execFileSync, spawnSync } from 'node:child_process';
 import { join } from 'node:path';
-import { at, bench, machineId, median, startFarhand, timed } from './start-and-measure-programs.ts';
+import { at, bench, machineId, median, root, startFarhand, timed } from './start-and-measure-programs.ts';
 
-const root = join(import.meta.dirname, '../..');
 const times = 20;
 
 await bench(async (folder) => {
