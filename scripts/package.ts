@@ -1,5 +1,5 @@
 // Creates the packages in dist/, and the keys that sign them. `npm run package -- --help` prints the flags.
-import { linkSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { cpSync, linkSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { StartError } from '../shared/errors.ts';
@@ -7,7 +7,7 @@ import { type SignedPackage, signatureFileOf } from '../shared/package-signature
 import { reasonOf } from '../shared/system-errors.ts';
 import { debName, makeDeb } from './package/debian-package.ts';
 import { makeNpm } from './package/npm-package.ts';
-import { addPackages, makeProgram, type Program } from './package/program-directories.ts';
+import { makeProgram, type Program } from './package/program-directories.ts';
 import { archive, sha256Of } from './package/reproducible-tar.ts';
 import { type Arch, arches, root, run, version } from './package/shared-by-packaging-steps.ts';
 import { loadSigningKey, makeSigningKey, type Signer } from './package/signing-key.ts';
@@ -123,7 +123,8 @@ async function make(
 ): Promise<AgentPackage[]> {
   const program = join(scratch, `${name}-${version}-linux-${arch}`);
   await makeProgram(name, arch, program);
-  if (name === 'farhand-broker') addPackages(program, packages);
+  // The broker serves the packages of the agents for download.
+  if (name === 'farhand-broker') cpSync(packages, join(program, 'packages'), { recursive: true });
   // Once the package is installed on a machine without a trusted key, the machine trusts this key.
   else if (signer) writeFileSync(join(program, 'trusted-key.pem'), signer.publicPem);
   const made: AgentPackage[] = [];

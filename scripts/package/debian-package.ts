@@ -36,7 +36,7 @@ export async function makeDeb(
     symlinkSync(`../lib/${name}/bin/${entry}`, join(scratch, 'usr/bin', entry));
   }
   await moveShare(join(scratch, 'usr/lib', name, 'share'), join(scratch, 'usr/share'));
-  addCopyright(name, program, scratch);
+  cpSync(join(program, 'LICENSE'), join(scratch, 'usr/share/doc', name, 'copyright'));
   writeFileSync(join(scratch, 'DEBIAN/control'), controlText(name, arch, kibibytesIn(join(scratch, 'usr'))));
   for (const [script, text] of Object.entries(scriptsOf(name))) {
     writeFileSync(join(scratch, 'DEBIAN', script), text);
@@ -61,12 +61,6 @@ async function moveShare(from: string, to: string): Promise<void> {
   const pages = readdirSync(join(to, 'man'), { recursive: true, withFileTypes: true });
   const files = pages.filter((page) => page.isFile()).map((page) => join(page.parentPath, page.name));
   await run('gzip', ['-n9', ...files]);
-}
-
-function addCopyright(name: Program, program: string, scratch: string): void {
-  const folder = join(scratch, 'usr/share/doc', name);
-  mkdirSync(folder, { recursive: true });
-  cpSync(join(program, 'LICENSE'), join(folder, 'copyright'));
 }
 
 /** Returns the installed size as Debian counts it: files in whole kibibytes, any other entry as one kibibyte. */

@@ -1,6 +1,6 @@
 // Creates directories with farhand-agent or farhand-broker and its own Node. The programs in them need no other
 // software on the machine.
-import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { agentFlags, agentVariables } from '../agent-memory-settings.ts';
 import { addShare } from '../man-pages-and-completions.ts';
@@ -22,21 +22,14 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
   await bundlePrograms(entries, folder);
   const manifest = { name, version, type: 'module', license: 'Apache-2.0' };
   writeFileSync(join(folder, 'package.json'), `${JSON.stringify(manifest, undefined, 2)}\n`);
-  for (const entry of entries) addLauncher(folder, entry);
+  for (const entry of entries) {
+    const launcher = join(folder, 'bin', entry);
+    writeFileSync(launcher, launcherText(entry));
+    chmodSync(launcher, 0o755);
+  }
   await addShare(join(folder, 'share'), entries);
   await addBinaries(folder, arch);
   if (name === 'farhand-agent') await addAddons(folder, arch);
-}
-
-/** Copies the packages of the agents into the directory of a broker, which serves them for download. */
-export function addPackages(folder: string, packages: string): void {
-  cpSync(packages, join(folder, 'packages'), { recursive: true });
-}
-
-function addLauncher(folder: string, entry: Entry): void {
-  const launcher = join(folder, 'bin', entry);
-  writeFileSync(launcher, launcherText(entry));
-  chmodSync(launcher, 0o755);
 }
 
 /** Returns the launcher script. It sets FARHAND_PROGRAM to its own path, which stays the same after updates. */

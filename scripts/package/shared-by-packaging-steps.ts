@@ -14,7 +14,7 @@ export type Arch = (typeof arches)[number];
 
 /** Runs a program to its end, and returns its stdout. Throws if the program fails. */
 export async function run(file: string, args: string[], cwd: string = root): Promise<string> {
-  const { stdout } = await execa(file, args, { cwd, stripFinalNewline: false });
+  const { stdout } = await execa(file, args, { cwd });
   return stdout;
 }
 
