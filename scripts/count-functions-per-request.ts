@@ -80,7 +80,9 @@ async function measure(session: Session, place: Place): Promise<void> {
   }
 }
 
-const load = (file: string): Promise<unknown> => import(pathToFileURL(join(root, file)).href);
+/** Loads a module of the checkout. The cast is safe if this module has the same exports there as here. */
+const load = async <Module>(file: string): Promise<Module> =>
+  (await import(pathToFileURL(join(root, file)).href)) as Module;
 
 async function main(): Promise<void> {
   const session = new Session();
@@ -88,22 +90,17 @@ async function main(): Promise<void> {
   await session.post('Profiler.enable');
   await session.post('Profiler.startPreciseCoverage', { callCount: true, detailed: false });
   const folder = mkdtempSync(join(tmpdir(), 'farhand-entered-'));
-  // The casts are safe if the modules of the other checkout have the same exports as those of this checkout.
-  const { brokerSettings } = (await load(
-    'broker/settings-schema.ts',
-  )) as typeof import('../broker/settings-schema.ts');
-  const { startBroker } = (await load('broker/start/index.ts')) as typeof import('../broker/start/index.ts');
-  const { agentSettings } = (await load(
-    'agent/settings-schema.ts',
-  )) as typeof import('../agent/settings-schema.ts');
-  const { startAgent } = (await load('agent/start.ts')) as typeof import('../agent/start.ts');
-  const { withBroker } = (await load(
+  const { brokerSettings } =
+    await load<typeof import('../broker/settings-schema.ts')>('broker/settings-schema.ts');
+  const { startBroker } = await load<typeof import('../broker/start/index.ts')>('broker/start/index.ts');
+  const { agentSettings } =
+    await load<typeof import('../agent/settings-schema.ts')>('agent/settings-schema.ts');
+  const { startAgent } = await load<typeof import('../agent/start.ts')>('agent/start.ts');
+  const { withBroker } = await load<typeof import('../broker/cli/connect-to-broker.ts')>(
     'broker/cli/connect-to-broker.ts',
-  )) as typeof import('../broker/cli/connect-to-broker.ts');
-  const { readSettings } = (await load(
-    'shared/read-settings.ts',
-  )) as typeof import('../shared/read-settings.ts');
-  const { createLogger } = (await load('shared/logger.ts')) as typeof import('../shared/logger.ts');
+  );
+  const { readSettings } = await load<typeof import('../shared/read-settings.ts')>('shared/read-settings.ts');
+  const { createLogger } = await load<typeof import('../shared/logger.ts')>('shared/logger.ts');
   const log = createLogger('entered', 'silent');
   const [brokerDir, agentDir] = [join(folder, 'broker'), join(folder, 'agent')];
   const local = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0', '--data-dir', brokerDir];
