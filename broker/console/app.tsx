@@ -1,7 +1,7 @@
 // The frame around every page: menu, banners, palette and toasts. Before a login it shows the login page.
 import { useEffect, useState } from 'preact/hooks';
 import { brokerAnswers, confirmation } from './api-client.ts';
-import { openPalette, Palette } from './command-palette.tsx';
+import { showPalette, Palette } from './command-palette.tsx';
 import { lost, startLive } from './live-updates.ts';
 import { Login, Logo } from './login.tsx';
 import { identify, loggedIn, logOut, may, me } from './login-session.ts';
@@ -61,7 +61,7 @@ function Shell() {
           press={() => setMenuOpen(!menuOpen)}
         />
         <Brand />
-        <IconButton icon={icons.search} label="Search" size={18} press={openPalette} />
+        <IconButton icon={icons.search} label="Search" size={18} press={showPalette} />
       </header>
       <Menu open={menuOpen} />
       {menuOpen && <div class="shade" aria-hidden="true" onClick={() => setMenuOpen(false)} />}
@@ -92,7 +92,7 @@ function Menu({ open }: { open: boolean }) {
   return (
     <aside class={open ? 'menu open' : 'menu'}>
       <Brand />
-      <button type="button" class="find" onClick={openPalette}>
+      <button type="button" class="find" onClick={showPalette}>
         <Icon of={icons.search} />
         <span>Search</span>
         <kbd>Ctrl K</kbd>

@@ -11,7 +11,7 @@ import { go, leaveFor, to } from './router.ts';
 import { chooseTheme, isDark } from './theme.ts';
 
 const paletteOpen = signal(false);
-export const openPalette = (): void => {
+export const showPalette = (): void => {
   paletteOpen.value = true;
 };
 

@@ -1,6 +1,6 @@
 // Keyboard shortcuts of every page: the palette, the search of a page, and `g` followed by the key of a page.
 
-import { openPalette } from './command-palette.tsx';
+import { showPalette } from './command-palette.tsx';
 import { loggedIn } from './login-session.ts';
 import { menu } from './navigation-menu.ts';
 import { go, to } from './router.ts';
@@ -20,7 +20,7 @@ export function listenForShortcuts(): void {
     if (!loggedIn.value) return;
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'k') {
       event.preventDefault();
-      openPalette();
+      showPalette();
       return;
     }
     if (isTyping(event.target) || event.ctrlKey || event.metaKey || event.altKey) return;
