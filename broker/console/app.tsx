@@ -1,7 +1,7 @@
 // The frame around every page: menu, banners, palette and toasts. Before a login it shows the login page.
 import { useEffect, useState } from 'preact/hooks';
 import { brokerAnswers, confirmation } from './api-client.ts';
-import { showPalette, Palette } from './command-palette.tsx';
+import { Palette, showPalette } from './command-palette.tsx';
 import { lost, startLive } from './live-updates.ts';
 import { Login, Logo } from './login.tsx';
 import { identify, loggedIn, logOut, may, me } from './login-session.ts';

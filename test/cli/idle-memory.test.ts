@@ -1,5 +1,5 @@
-// The memory that an idle process releases, and collections while connections arrive. Each test starts a separate process, because it measures the memory of the
-// whole process.
+// The memory that an idle process releases, and collections while connections arrive. Each test starts a separate
+// process, because it measures the memory of the whole process.
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
