@@ -1211,7 +1211,7 @@ test.each<[string, object | undefined, object]>([
 });
 
 test('a machine that reports an impossible start time of a command does not prevent the start of the broker', async () => {
-  const system = await aSystem();
+  const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: 9e18 } });
   await logged(system, command.id, /started|failed/);

@@ -171,7 +171,7 @@ test('answering one call twice changes nothing: the second stream finds no call'
   expect(await ended).toBe(grpcStatus.OK);
 });
 
-test('a caller of an agent that never answers gets machine_timeout, or disconnects before', async () => {
+test('a caller who disconnects before the agent answers ends the call on the agent', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const gone = new AbortController();

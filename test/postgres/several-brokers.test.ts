@@ -130,8 +130,9 @@ withPostgres('two brokers', () => {
     expect(other).toMatchObject({ status: 'online', machines: 0, self: true });
     expect((await list(two)).map(({ self }) => self)).toEqual([true, false]);
     expect(Date.parse(owner?.lease_until ?? '') - Date.now()).toBeGreaterThan(5_000);
+    // Before a broker listens, its URL has the port 0. The other broker reads the new URL within a second.
     for (const { client } of [one, two])
-      expect((await client.machines.get({ machine_id: machineId })).broker).toEqual({
+      await soon(async () => (await client.machines.get({ machine_id: machineId })).broker).toEqual({
         id: owner?.id,
         url: owner?.url,
       });
