@@ -17,7 +17,7 @@ const lookMs = 5_000;
 /**
  * A process counts as idle if it was busy for at most this share of the time since the previous check. The heap is
  * collected only after the process was idle at `idleChecks` checks in a row. A broker with 10,000 machines is busier,
- * and so it is never collected: a collection frees a tenth of its memory, but stalls all requests for 0.5 s (measured).
+ * so its heap is not collected: that would free a tenth of its memory, but stall all requests for 0.5 s (measured).
  */
 const idleShare = 0.03;
 const idleChecks = 3;

@@ -1,5 +1,5 @@
 // A client of a terminal over any transport: a WebSocket or a gRPC stream.
-import { actionMessage } from '../../shared/api/terminal.ts';
+import { actionMessage, type BrokerMessage } from '../../shared/api/terminal.ts';
 import { fieldError } from '../../shared/errors.ts';
 
 /** An action of a terminal client. The client's transport has already checked the form of the message. */
@@ -21,27 +21,8 @@ export function actionOf(message: unknown): Action {
   return { size: { cols: data.cols, rows: data.rows } };
 }
 
-/** A message to a client. Terminal output is no notice, and is sent with output(). */
-export type Notice =
-  /** The terminal is ready. Sent only once, before any output. Delayed while the machine is offline. */
-  | {
-      type: 'ready';
-      client_id: string;
-      /** Offset of the first byte of output that the client gets. */
-      offset: number;
-      cols: number;
-      rows: number;
-      /**
-       * After the client's first report of processed output, the broker sends at most this number of bytes beyond the
-       * last reported offset. gRPC clients cannot send such reports, and do not get this field.
-       */
-      window?: number;
-    }
-  /** `status` is GRACE_PERIOD after the machine went offline, and CONNECTED when it is online again. */
-  | { type: 'status'; status: string }
-  | { type: 'size'; cols: number; rows: number }
-  /** An action of the client was refused, or its input may be lost. `message` gives the reason. */
-  | { type: 'refused'; message: string };
+/** A message to a client. Terminal output is no notice, and is sent with output(). The end is sent with close(). */
+export type Notice = Exclude<BrokerMessage, { type: 'end' }>;
 
 export type CloseReason =
   | { why: 'ended'; exit_code: number | null; signal: string | null; reason: string | null }

@@ -26,17 +26,25 @@ export type ClientMessage = z.output<typeof actionMessage> | z.output<typeof rec
  * types of text messages. Clients ignore them.
  */
 export type BrokerMessage =
+  /** The terminal is ready. Sent only once, before any output. Delayed while the machine is offline. */
   | {
       type: 'ready';
       client_id: string;
+      /** Offset of the first byte of output that the client gets. */
       offset: number;
       cols: number;
       rows: number;
-      /** Undefined if the broker has version 0.1.0, which accepts no message `received`. */
+      /**
+       * After the client's first report of processed output, the broker sends at most this number of bytes beyond the
+       * last reported offset. Undefined for gRPC clients, which cannot send such reports, and from a broker of version
+       * 0.1.0, which accepts none.
+       */
       window?: number | undefined;
     }
+  /** `status` is GRACE_PERIOD after the machine went offline, and CONNECTED when it is online again. */
   | { type: 'status'; status: (typeof sessionStatuses)[number] }
   | { type: 'size'; cols: number; rows: number }
+  /** An action of the client was refused, or its input may be lost. `message` gives the reason. */
   | { type: 'refused'; message: string }
   | { type: 'end'; exit_code: number | null; signal: string | null; reason: string | null };
 
