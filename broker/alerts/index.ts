@@ -87,10 +87,10 @@ function alertHandlers(records: AlertRecords, monitor: Monitor): Handlers['alert
       const { items, total } = await records.page(input, caller);
       return { items: items.map(toJson), total };
     },
-    get: async ({ alert_id }, caller) => toJson(found(await records.find(alert_id), alert_id, caller)),
+    get: async ({ alert_id }, caller) => toJson(visible(await records.find(alert_id), alert_id, caller)),
     async acknowledge({ alert_id, note = null }, caller) {
-      found(await records.find(alert_id), alert_id, caller);
-      const alert = found(await records.acknowledge(alert_id, note, caller), alert_id, caller);
+      visible(await records.find(alert_id), alert_id, caller);
+      const alert = visible(await records.acknowledge(alert_id, note, caller), alert_id, caller);
       if (alert.status !== 'acknowledged') {
         const message = `alert ${alert_id} is ${alert.status}, so there is nothing to acknowledge`;
         throw new AppError('conflict', message, { alert_id });
@@ -102,10 +102,10 @@ function alertHandlers(records: AlertRecords, monitor: Monitor): Handlers['alert
 }
 
 /**
- * Throws if the alert does not exist. Also throws if the alert is about the broker and the caller's key is
- * limited to some machines.
+ * Returns the alert. Throws alert_not_found if there is none, and forbidden if it is about the broker and the caller's
+ * key is limited to some machines.
  */
-function found(alert: Alert | undefined, alert_id: string, caller: Caller): Alert {
+function visible(alert: Alert | undefined, alert_id: string, caller: Caller): Alert {
   if (!alert) throw notFound('alert', alert_id);
   if (alert.machine_id !== null || caller.reachable() === undefined) return alert;
   const message = `alert ${alert_id} is about the broker: use a key that is not limited to some machines`;

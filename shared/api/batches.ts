@@ -63,7 +63,7 @@ export const target = {
 };
 export const namesOne = (body: { machine_ids?: unknown; tags?: unknown }): boolean =>
   (body.machine_ids === undefined) !== (body.tags === undefined);
-export const either = 'name exactly one of machine_ids and tags';
+export const mustNameOne = 'name exactly one of machine_ids and tags';
 const limits = {
   concurrency: limit
     .min(1)
@@ -84,7 +84,7 @@ export const batches = {
         ...limits,
         wait,
       })
-      .refine(namesOne, either)
+      .refine(namesOne, mustNameOne)
       .refine(
         ({ args = [], env = {}, stdin = '' }) => JSON.stringify([args, env, stdin]).length <= mostInput,
         'args, env and stdin of a batch must not exceed 64 KiB together; upload longer input as a file, and let the command read that file',
@@ -106,7 +106,7 @@ export const batches = {
         ...limits,
         ...{ timeout: spec.timeout, queue_for: spec.queue_for, wait },
       })
-      .refine(namesOne, either),
+      .refine(namesOne, mustNameOne),
     example: { tags: ['web'], parameters: { unit: 'nginx' } },
     ...inPieces(withResults, 'results'),
     status: 201,

@@ -1,6 +1,6 @@
 // REST routes of upgrades: another version of the agent for many machines, a wave at a time.
 import * as z from 'zod';
-import { either, mostMachines, namesOne, target } from './batches.ts';
+import { mostMachines, mustNameOne, namesOne, target } from './batches.ts';
 import { requestedBy } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
@@ -226,7 +226,7 @@ export const upgrades = {
         version: agentVersion.optional().describe('Version to install; default: the version of the broker'),
         ...plan,
       })
-      .refine(namesOne, either),
+      .refine(namesOne, mustNameOne),
     example: { tags: ['web'], wave: '10%', max_failures: 1 },
     reply: upgrade,
     status: 201,
