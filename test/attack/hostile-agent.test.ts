@@ -210,7 +210,10 @@ test('thousands of answers to calls that were never made are ignored', async () 
   for (let round = 0; round < 10; round += 1) {
     const answers = Array.from({ length: 250 }, () => statusOf(hostile.answer(newId('call'))));
     if (round % 5 === 0) await served();
-    for (const code of await Promise.all(answers)) codes.add(code);
+    const received = await Promise.all(answers);
+    // Node ends a connection with more than 1,000 resets of streams in a burst. So only the first answers surely get the
+    // broker's own status.
+    if (round < 3) for (const code of received) codes.add(code);
   }
   expect([...codes]).toEqual([grpcStatus.NOT_FOUND]);
   await served();
