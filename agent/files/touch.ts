@@ -77,5 +77,9 @@ function assertTime({ modified_at_ms = 0 }: Request): void {
 function assertCreate(request: Request, { path, folder }: Target): void {
   if (!request.create) throw fault('file_not_found', path, 'does not exist; set create to true to create it');
   if (folder)
-    throw fault('is_a_directory', path, 'the requested path names a directory: it ends in "/", "." or ".."');
+    throw fault(
+      'is_a_directory',
+      path,
+      'the requested path names a directory: it is empty or "~", or ends in "/", "." or ".."',
+    );
 }

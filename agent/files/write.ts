@@ -19,7 +19,11 @@ export async function writeFile(
   signal: AbortSignal,
 ): Promise<WriteFileResponse> {
   if (folder)
-    throw fault('is_a_directory', path, 'the requested path names a directory: it ends in "/", "." or ".."');
+    throw fault(
+      'is_a_directory',
+      path,
+      'the requested path names a directory: it is empty or "~", or ends in "/", "." or ".."',
+    );
   await using entry = await writing.entry(path, upload.open.create_parents);
   assertAllowed(entry.found?.stats, upload.open, path);
   await using draft = await AtomicWrite.begin(entry, journal);

@@ -131,7 +131,7 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
     await killTree(tree, AbortSignal.abort(), limits.killForMs).catch((err: unknown) => {
       log.error(
         { err, id },
-        'processes of a command could not be killed after its spawner died, and may still run',
+        'the spawner (the process that starts commands) died; processes of a command could not be killed and may still run',
       );
     });
     throw error;

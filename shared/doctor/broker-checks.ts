@@ -25,7 +25,7 @@ export function uncheckedDatabase(dataDir: string): Finding[] {
   return [
     warn(
       'database',
-      `not checked: set --database-url, because ${dataDir} has no state.json`,
+      `not checked: --database-url is not set, and ${dataDir} has no state.json`,
       `if the broker uses PostgreSQL, ${set}; if not, put state.json back from a backup`,
     ),
   ];

@@ -239,7 +239,8 @@ describe('farhand doctor', () => {
   test('warns of a directory without state.json, whose broker may have its state in a database', async () => {
     const [directory, line] = [temporaryFolder('postgres'), createLine()];
     await loadAuthority(directory, true);
-    const warning = /^warn +database +not checked: set --database-url.*PostgreSQL.*FARHAND_DATABASE_URL/ms;
+    const warning =
+      /^warn +database +not checked: --database-url is not set.*PostgreSQL.*FARHAND_DATABASE_URL/ms;
     const { code, out } = await line('doctor', ['--data-dir', directory]);
     expect([code, out]).toEqual([0, expect.stringMatching(warning)]);
     const argv = ['--data-dir', directory];

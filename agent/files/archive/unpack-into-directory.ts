@@ -76,7 +76,11 @@ async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntSta
   // "/" and paths that end in "." have no last name, so they cannot be replaced by a rename.
   const nameless = name === '' || name === '.';
   if (!upload.open.overwrite || !present.isDirectory() || nameless)
-    throw fault('already_exists', path, 'exists; overwrite replaces only an empty directory');
+    throw fault(
+      'already_exists',
+      path,
+      'exists; remove it first, because overwrite replaces only an empty directory',
+    );
   await disk.writing.boundary.assertRemovable(present, disk.home, path);
   if (!(await fs.isEmpty(entry.at))) throw fault('directory_not_empty', path, 'is not empty');
 }
