@@ -138,8 +138,8 @@ async function tokenOf({ join_token, join_token_file }: Settings<typeof installS
 }
 
 /**
- * Throws StartError if the machine has neither a join token nor a broker. Also throws if the token is from another
- * broker than the one that the machine has joined.
+ * Throws StartError if the machine has not joined a broker and has no join token. Also throws if the token is from
+ * another broker than the one that the machine has joined.
  */
 async function checkMachine(token: string): Promise<void> {
   const machine = await readIdentity(dataOf(agent));

@@ -104,7 +104,7 @@ export const cancelledDetails = 'cancelled';
 
 /** Concurrency class of a call. The open calls of one class on a machine share a limit. */
 export type Lane =
-  // The default of unary calls. Unary calls for processes, such as SignalProcess, belong to this class too.
+  // The default of unary calls, including those for processes, such as SignalProcess.
   | 'control'
   // Unary calls for one entry of the file system.
   | 'single'

@@ -56,7 +56,7 @@ const bytesPerMs = 1.28 * mebibyte;
  */
 const tripsPerWindow = 6;
 const lookMs = 25;
-/** Number of pings that measure the round trip. The shortest one counts, because a busy machine answers late. */
+/** Number of pings that measure the round trip. The shortest time counts, because a busy machine answers late. */
 const pings = 3;
 
 interface Peer {
@@ -96,7 +96,10 @@ export function controlFlow(role: Role): void {
   subscribe(`http2.${role}.stream.created`, control.opened);
 }
 
-/** Uses Node's diagnostics channels, the only access to the HTTP/2 sessions of grpc-js. */
+/**
+ * Sizes the windows of the links of one role. Gets their HTTP/2 sessions from Node's diagnostics channels, because
+ * grpc-js gives no access to them.
+ */
 class WindowControl {
   readonly #sessions = new WeakSet<Http2Session>();
   /**

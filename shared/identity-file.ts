@@ -13,7 +13,7 @@ const identity = z.strictObject({
   private_key: z.string(),
   ca_certificate: z.string(),
   fingerprint: z.string(),
-  /** SHA-256 of the join token with which the identity was created. */
+  /** SHA-256 of the secret in the join token with which the identity was created. */
   token_hash: z.string().optional(),
   /** True if the broker has removed this machine. With a new join token it becomes a new machine. */
   removed: z.boolean().optional(),

@@ -11,7 +11,10 @@ export function joinTokenText(secret: string, fingerprint: string, packages: str
   return [`farhand_join_${secret}`, fingerprint, ...(packages ? [packages] : [])].join('.');
 }
 
-/** Splits a join token into its parts. Throws StartError, which names `file` if given, if the text is no join token. */
+/**
+ * Splits a join token into its parts. Throws StartError for any other text. `file`: the token's file, for the error
+ * message.
+ */
 export function parseJoinToken(text: string, file?: string): { secret: string; fingerprint: string } {
   const [, secret, fingerprint] = form.exec(text.trim()) ?? [];
   if (secret && fingerprint) return { secret, fingerprint };

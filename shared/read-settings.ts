@@ -22,8 +22,8 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
   /**
-   * True if only another verb uses the setting. The file may contain it, but this verb has neither a flag nor a
-   * variable for it.
+   * True if the setting can be in the file, but has no flag and no variable in this verb, because only another verb
+   * uses it.
    */
   fileOnly?: boolean;
 }

@@ -125,7 +125,7 @@ async function repositoriesOfZypper(): Promise<string[]> {
 
 async function updatesOfZypper(repositories: readonly string[], signal: Signal): Promise<InventoryUpdate[]> {
   // zypper downloads a missing package list even with --no-refresh. The inventory must not use the network, so it
-  // lists no updates then and gives the reason.
+  // reports the missing list instead of the updates.
   for (const name of repositories)
     if (!(await exists(join('/var/cache/zypp/raw', name.replaceAll('/', '_')))))
       throw new PartFailed(`the package list of ${name} was never fetched: run zypper refresh`);

@@ -46,7 +46,7 @@ const mostWaiting = 32;
 const closingMs = 10_000;
 /** Milliseconds within which the broker must end the stream of a call that it has cancelled. */
 const givenUpMs = 1_000;
-/** Maximum number of open streaming calls in each of the classes `short` and `bulk`. */
+/** Maximum number of open streaming calls in each of the concurrency classes `short` and `bulk`. */
 export const openCalls = 32;
 /**
  * Maximum number of open calls: short and bulk calls, followed processes, terminals, their clients, watches and
@@ -68,7 +68,7 @@ interface OpenCall {
   call: Call__Output;
   entry: AuditedCall;
   abort: AbortController;
-  /** The call's stream, if it has one. Errors are then sent there. */
+  /** The call's stream, if it has one. It also carries the error of a failed call. */
   stream?: AnswerStream;
 }
 

@@ -25,7 +25,7 @@ export async function createCgroups(name: string, log: Logger): Promise<Cgroups 
  * take longer, because they go through the thread pool.
  */
 export class Cgroups {
-  /** The cgroup of the spawners, which contains the cgroups of commands and terminals. */
+  /** The cgroup of the spawners (which start commands). It contains the cgroups of commands and terminals. */
   readonly directory: string;
   /**
    * Prefix of the names of cgroups. It differs at each start of the agent, because the cgroups of an earlier run may
@@ -75,8 +75,8 @@ export class Cgroups {
     // A failure is ignored: without a cgroup, a kill finds processes by the marker variable in their environment.
     succeeds(() => {
       mkdirSync(this.pathOf(name));
-      // Only with the type "threaded" can a spawner move one of its threads, and not its whole process, into the cgroup
-      // (cgroups(7)).
+      // The type "threaded" lets a spawner (a process that starts commands) move one of its threads into the cgroup,
+      // without the whole process (cgroups(7)).
       writeFileSync(join(this.pathOf(name), 'cgroup.type'), 'threaded');
     });
     return name;

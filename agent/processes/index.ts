@@ -97,7 +97,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
     },
     async stop() {
       // A command that was sent to a hung spawner ends only when that spawner is killed. So all spawners are killed if
-      // the commands have not ended by then.
+      // commands are left after this time.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
       await Promise.all(tables.map((table) => table.stop())).finally(cancel);
       await spawners.stop();

@@ -249,8 +249,8 @@ export class Journal {
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
-    // Unlike O_DSYNC, datasync() also flushes the earlier lines. If one of them were lost, it would leave a hole that
-    // makes this line unreadable.
+    // Unlike O_DSYNC, datasync() also flushes the earlier lines. The loss of an earlier line would leave a hole in the
+    // file, and this line would be unreadable.
     if (durable) await file.datasync();
   }
 

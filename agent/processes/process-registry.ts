@@ -185,7 +185,7 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
     const one = this.#add(id);
     const { journal, cgroups } = this.parts;
     const accepting = journal.accept(id, this.#kind.name, cgroups?.take(id));
-    // The process is prepared while the disk flushes the journal. It is started only after that.
+    // The process is prepared while the disk flushes the journal, and started after both.
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
     const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
     if (ending && prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);

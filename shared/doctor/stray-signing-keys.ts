@@ -74,7 +74,7 @@ async function isSigningKey(path: string): Promise<boolean> {
   }
 }
 
-/** Length of an Ed25519 public key in PEM. Public keys of other kinds are longer. */
+/** Maximum size in bytes of an Ed25519 public key in PEM. Public keys of most other kinds are larger. */
 const publicKeyBytes = 120;
 
 /**

@@ -334,7 +334,7 @@ async function findAccount(name: string): Promise<Account | undefined> {
   return code === 0 && found ? { uid: Number(uid), gid: Number(gid) } : undefined;
 }
 
-/** Stops the service, and makes this account the owner of a data directory. */
+/** If another user except root owns a data directory, stops the service and makes this account the owner. */
 async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
   if (owner === undefined || owner === uid || owner === 0) return;

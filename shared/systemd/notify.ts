@@ -1,4 +1,4 @@
-// Reports to systemd that a program which it started is ready, alive or stopping (sd_notify(3)).
+// Reports to systemd that this program is ready, alive or stopping (sd_notify(3)).
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 import { every } from '../clock.ts';
@@ -11,7 +11,10 @@ type Environment = Record<string, string | undefined>;
 
 const notifyMs = 10_000;
 
-/** Removes systemd's variables from `env`. Without NOTIFY_SOCKET the returned methods do nothing. */
+/**
+ * Removes systemd's variables from `env`, and returns the methods that report to systemd. Without NOTIFY_SOCKET these
+ * methods do nothing.
+ */
 export function createNotify(env: Environment, pid: number, log: Logger) {
   const socket = take(env, 'NOTIFY_SOCKET');
   const watchdogMs = Number(take(env, 'WATCHDOG_USEC') ?? 0) / 1_000;

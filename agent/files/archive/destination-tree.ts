@@ -26,9 +26,8 @@ export interface TreeDirectory {
   path: Bytes;
   stats: fs.BigIntStats;
   /**
-   * Path of the nearest directory that existed before this run: this directory itself or an ancestor. The directories
-   * that this run created in it have inherited its default ACL, and its group if it is setgid. So new files in all of
-   * them inherit the same.
+   * Path of the nearest directory that existed before this run: this directory itself or an ancestor. Everything that
+   * this run creates below that directory inherits its default ACL, and its group if it is setgid.
    */
   inheritsFrom: Bytes;
 }
@@ -122,7 +121,7 @@ export class Tree implements Disposable {
 
   /**
    * Gives the top directory its default mode, if this run created it and the archive has no entry for it so far. The
-   * directory is private until the first entry arrives, because that is usually the entry of this directory itself.
+   * directory is private until the first entry arrives, because the first entry is usually that of the top directory.
    */
   async describeTop(): Promise<void> {
     const top = this.#remembered.get('');
@@ -221,8 +220,8 @@ async function setMode({ pinned }: TreeDirectory, mode: number): Promise<void> {
 }
 
 /**
- * Flushes a directory. If the agent created the directory, it first gets the mode and time of its archive entry.
- * Without an entry, it gets mode 0755.
+ * Flushes a directory. A directory that the agent created first gets the mode and time of its archive entry, or mode
+ * 0755 if the archive has no entry for it.
  */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
   // A directory that the agent may write but not read cannot be opened (EACCES). Such a directory is skipped.

@@ -66,8 +66,7 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
 }
 
 /**
- * Accepts an AppError, which means that the path is protected: the walk then leaves out the path. Throws every other
- * error, such as EACCES.
+ * Lets the walk leave out a protected path, for which `error` is an AppError. Throws every other error, such as EACCES.
  */
 function leaveOutForbidden(path: Bytes, error: unknown): void {
   if (!(error instanceof AppError)) throw fromErrno(error, toText(path));

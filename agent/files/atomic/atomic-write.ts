@@ -141,7 +141,7 @@ export class AtomicWrite implements AsyncDisposable {
     this.#current = initial;
   }
 
-  /** Starts with an empty file of mode 0600. */
+  /** Begins a write, with an empty temporary file of mode 0600. */
   static async begin(entry: PathEntry, journal: Journal): Promise<AtomicWrite> {
     const name = await journal.reserve(entry.directory);
     try {

@@ -148,8 +148,8 @@ export class Journal {
   }
 
   /**
-   * Opens the journal for each line, so that nothing has to be closed at the end. If the last append failed, it may
-   * have left a part of a line. A newline then comes first, because a line joined to that part would be unreadable.
+   * Appends a line. Opens the journal for each line, so that nothing has to be closed at the end. A failed append may
+   * leave a part of a line. To keep the next line readable, a newline is written before it.
    */
   async #append(line: string, flush: boolean): Promise<void> {
     const text = this.#isCut ? `\n${line}` : line;
@@ -211,7 +211,7 @@ async function remove(path: Bytes, mark: string): Promise<boolean> {
 /** Removes a leftover directory with its content. Returns false if it has another mark and is not empty. */
 async function removeDirectory(at: Confined, mark: string, path: Bytes): Promise<boolean> {
   using pinned = await fs.pin(at);
-  // A directory with another mark may be another user's, so it is removed only if it is empty.
+  // A directory with another mark may be another program's, so it is removed only if it is empty.
   if (markOf(await pinned.stat()) !== mark)
     return (await fs.drop(at).then(() => true, ignoring('ENOTEMPTY'))) ?? false;
   await clear(pinned.at, undefined, { path, signal: new AbortController().signal, own: true });

@@ -73,8 +73,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * True if a file with this inode lies below a protected directory. If a part of these directories could not be read,
-   * the file may lie there. Then the error of #attempt() is thrown instead of returning false.
+   * True if a file with this inode lies below a protected directory. If a part of a protected directory could not be
+   * read, throws the error instead of returning false, because the file may lie in that part.
    */
   isInside(inode: string): boolean {
     if (monotonic() - this.#insideAt >= trustMs) this.#readInside();

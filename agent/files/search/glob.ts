@@ -43,8 +43,8 @@ const fitsSegment = (name: string[], segment: Segment): boolean =>
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
 
 /**
- * Backtracks only to the last wildcard, because that wildcard can match everything that an earlier wildcard could.
- * Takes at most as many steps as the number of items times the length of the pattern.
+ * True if the pattern matches all items. Backtracks only to the last wildcard, because that wildcard can match
+ * everything that an earlier wildcard could. So the number of steps is at most items times parts of the pattern.
  */
 function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {
   let [item, part] = [0, 0];

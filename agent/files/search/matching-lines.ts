@@ -33,7 +33,7 @@ export interface Text {
   overlap: number;
 }
 
-/** Prepares a search that finds the exact bytes of a text, or ignores case. */
+/** Prepares the search for a text: for its exact bytes, or with upper and lower case as equal. */
 export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
   // A letter may have more bytes in its other case. So a hit may have up to 4 bytes for each byte of the text.

@@ -110,8 +110,8 @@ export class Pty implements Stdio {
   }
 
   /**
-   * Uses writeSync(), which fails with EAGAIN while the terminal is full. A write of the stream would block the whole
-   * agent until the program reads.
+   * Writes by writeSync(), which fails with EAGAIN while the terminal is full. A write of the stream would block the
+   * whole agent until the program reads.
    */
   async #write(data: Uint8Array): Promise<void> {
     let wait = 1;

@@ -30,7 +30,7 @@ const acknowledgeBytes = 8 * 1024;
 
 export class Terminal extends Tracked {
   readonly output: Scrollback;
-  /** The size until the request or a client sets one. */
+  /** The current size. This default applies until the request or a client sets a size. */
   size: Size = { cols: 80, rows: 24 };
   graceMs = 0;
   pty?: Pty;

@@ -42,7 +42,7 @@ type State = z.output<typeof stateSchema>;
 
 /** Maximum number of times that the new version is tried. An interrupted try is started again. */
 const mostSwitches = 2;
-/** A rollback that fails is started again until it has been started this number of times. */
+/** Maximum number of times that a rollback is started. A failed rollback is started again. */
 const mostRollbacks = 5;
 const retryMs = 10_000;
 
