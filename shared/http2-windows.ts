@@ -40,8 +40,8 @@ const someStreams = 8;
 /** A distant peer's share of `allBytes` is at least this many bytes, even if other peers use up `allBytes`. */
 const leastBytes = 4 * mebibyte;
 /**
- * Window of a whole connection to a distant peer, in bytes. It is practically unlimited: in this window, Node counts
- * bytes as read as soon as they arrive, even if no reader has taken them. So a limit would save no memory.
+ * Window of a whole connection to a distant peer, in bytes. It is practically unlimited, because a limit would save no
+ * memory: for this window, Node counts bytes as read as soon as they arrive, even if no reader has taken them.
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
@@ -96,10 +96,7 @@ export function controlFlow(role: Role): void {
   subscribe(`http2.${role}.stream.created`, control.opened);
 }
 
-/**
- * Sizes the windows of the links of one role. Gets their HTTP/2 sessions from Node's diagnostics channels, because
- * grpc-js gives no access to them.
- */
+/** Sizes the windows of one role. Node's diagnostics channels are the only access to the HTTP/2 sessions of grpc-js. */
 class WindowControl {
   readonly #sessions = new WeakSet<Http2Session>();
   /**

@@ -11,10 +11,7 @@ export function joinTokenText(secret: string, fingerprint: string, packages: str
   return [`farhand_join_${secret}`, fingerprint, ...(packages ? [packages] : [])].join('.');
 }
 
-/**
- * Splits a join token into its parts. Throws StartError for any other text. `file`: the token's file, for the error
- * message.
- */
+/** Splits a join token into its parts. Throws StartError for any other text; its message names `file` if given. */
 export function parseJoinToken(text: string, file?: string): { secret: string; fingerprint: string } {
   const [, secret, fingerprint] = form.exec(text.trim()) ?? [];
   if (secret && fingerprint) return { secret, fingerprint };

@@ -137,7 +137,7 @@ export class OutputLog {
     };
   }
 
-  /** Moves the end of the log to offset `to`. Readers find a gap there, because the skipped bytes are not stored. */
+  /** Moves the end of the log to offset `to`. Readers find a gap before `to`: skipped bytes are not stored. */
   skip(to: number): Promise<void> {
     return this.#inTurn(async () => {
       if (to <= this.#end) return;

@@ -21,10 +21,7 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   repeats?: boolean;
   /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
-  /**
-   * True if the setting can be in the file, but has no flag and no variable in this verb, because only another verb
-   * uses it.
-   */
+  /** True if only other verbs of the program use the setting. This verb accepts it only in the file. */
   fileOnly?: boolean;
 }
 

@@ -41,7 +41,7 @@ const described = {
   above: 'Value above which an alert opens: percent, or the load average of one minute',
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
   mount:
-    'For the kind `disk`: the mount point of the file system to watch, such as `/srv`, or `*` for the fullest file system of the machine, except those on file servers. Null: `/`',
+    'For the kind `disk`: the mount point of the file system to watch, such as `/srv`, or `*` for the fullest file system that is not on a file server. Null: `/`',
   for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline`, `cpu`, `memory`, `disk` and `load`; 0 for the other kinds',
   before: 'An alert opens this many milliseconds before the expiry; default: 14 days',
   machine_ids: 'Ids of machines that the rule applies to; null: `tags` alone selects the machines',
@@ -111,7 +111,7 @@ export const alertRules = {
   }),
   create: single('POST', '/alerts/rules', 'webhooks:write', {
     summary: 'Create an alert rule',
-    description: `Only a key that is not limited to certain machines can create rules about certificates and keys. ${ofItsMachines}`,
+    description: `A key that is limited to certain machines cannot create rules about certificates and keys. ${ofItsMachines}`,
     body: z.strictObject({ name, kind: z.enum(alertKinds).describe(whatKinds), ...changeable }),
     example: { name: 'disk is full', kind: 'disk', above: 90, recover: 85, for: 600_000, tags: ['web'] },
     reply: rule,
@@ -125,7 +125,7 @@ export const alertRules = {
   update: single('PATCH', '/alerts/rules/{rule_id}', 'webhooks:write', {
     summary: 'Change an alert rule',
     description:
-      'Open alerts that the changed rule no longer covers are resolved. If a request changes `above` but not `recover`, the broker sets `recover` to 90 % of the new `above` in two cases: it was 90 % of the old one, or it is higher than the new `above`. Otherwise `recover` stays the same.',
+      'Open alerts that the changed rule no longer covers are resolved. If a request changes `above` but not `recover`, the broker sets `recover` to 90 % of the new `above` in two cases: `recover` was 90 % of the old `above`, or is higher than the new `above`. Otherwise `recover` stays the same.',
     body: z.strictObject({ name: name.optional(), ...changeable }),
     example: { repeat_every: 3_600_000, enabled: true },
     reply: rule,

@@ -17,7 +17,7 @@ const entry = named('AuditEntry', {
     ),
   action: z.string().meta({
     description:
-      'Operation id of the call, or one of these. `sessions.input`: a terminal client sent input, or an observer tried to (at most one entry per client and minute). `sessions.leave`: a terminal client left. `refusals`: the refused calls of a key in a minute that have no entry of their own; `what.left_out` is their number',
+      'Operation id of the call, or one of these. `sessions.input`: a terminal client sent input, or an observer tried to (at most one entry per client and minute). `sessions.leave`: a terminal client left. `refusals`: further refused calls of a key, after 60 entries in a minute; `what.left_out` is their number',
     examples: ['sessions.attach'],
   }),
   machine_id: z.string().nullable().describe('Id of the machine, if the call was about one'),

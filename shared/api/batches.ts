@@ -21,7 +21,7 @@ const counts = z.object({
   failed: z.number().describe('Machines whose command failed or could not start'),
   timeout: z.number().describe('Machines whose command was killed at its timeout'),
   cancelled: z.number().describe('Machines whose command was cancelled'),
-  expired: z.number().describe('Machines whose command never ran'),
+  expired: z.number().describe('Machines whose command expired before it started'),
   lost: z.number().describe('Machines whose command has an unknown outcome'),
 });
 

@@ -27,7 +27,7 @@ import {
 const encoding = z.enum(['utf-8', 'base64']);
 
 /**
- * Prefix of the routes that have the machine in their path. Most of these routes also exist below /files, with the
+ * Prefix of the routes that have the machine in their path. Four of these routes also exist below /files, with the
  * machine in the query or body.
  */
 const prefixed = '/machines/{machine_id}/files' as const;

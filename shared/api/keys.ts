@@ -127,17 +127,17 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .describe(
-          'Ids of the revoked key’s enabled schedules. Schedules that the key of this request may not see are left out. The broker no longer starts them automatically. To reactivate a schedule, change it in a request with another key. If the schedule has `tags`, this request must contain its machines (`tags` or `machine_id`) and its command (`command` or `saved_command_id`), even if they stay the same',
+          'Ids of the revoked key’s enabled schedules, except those that the key of this request may not see. The broker no longer starts the revoked key’s schedules automatically. To reactivate a schedule, change it in a request with another key. If the schedule has `tags`, that request must contain its machines (`tags` or `machine_id`) and its command (`command` or `saved_command_id`), even if they stay the same',
         ),
       webhooks: z
         .array(webhookId)
         .describe(
-          'Ids of the enabled webhooks of the revoked key. None of them sends anything until another key enables it',
+          'Ids of the enabled webhooks of the revoked key. They send nothing more; to use one again, enable it with another key',
         ),
       alert_channels: z
         .array(channelId)
         .describe(
-          'Ids of the enabled alert channels of the revoked key. None of them sends anything until another key enables it',
+          'Ids of the enabled alert channels of the revoked key. They send nothing more; to use one again, enable it with another key',
         ),
       saved_commands: z
         .array(savedCommandId)

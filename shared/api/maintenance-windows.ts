@@ -18,7 +18,7 @@ import {
 const described = {
   machine_ids: 'Ids of machines whose alerts are held back; null: `tags` selects the machines',
   tags: 'Alerts of machines that have at least one of these tags are held back too. If `tags` and `machine_ids` are both null, the alerts of all machines are held back',
-  starts_at: 'Start of a window without `cron`; default: now. Such a window is open only once',
+  starts_at: 'Start of a window without `cron`, which is open only once; default: now',
   ends_at: 'End of a window without `cron`',
   cron: 'Cron expression of the start times; null: the window is open only once',
   timezone: 'IANA time zone of the expression; default: UTC',
@@ -35,7 +35,7 @@ const maintenanceWindow = named('MaintenanceWindow', {
   cron: z.string().nullable().describe(described.cron),
   timezone: z.string().describe(described.timezone),
   duration: z.number().nullable().describe(described.duration),
-  active_until: timestamp.nullable().describe('End of the window if it takes place now; null if it does not'),
+  active_until: timestamp.nullable().describe('End of the window if it is open now; null if it is not'),
   next_start: timestamp
     .nullable()
     .describe('Next time when the window starts; null if it does not start again'),

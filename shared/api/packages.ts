@@ -19,7 +19,7 @@ const agentPackage = named('AgentPackage', {
     .string()
     .nullable()
     .describe(
-      'Fingerprint of the key that signed it; null: not signed, so no machine accepts it as an upgrade',
+      'Fingerprint of the key that signed the package; null: not signed, so no machine accepts it as an upgrade',
     ),
   uploaded: z
     .boolean()

@@ -91,7 +91,7 @@ export interface BytesReply {
   filename: string;
   /** Number of bytes of the content, if known. */
   length?: number;
-  /** The content; absent with status 304. To release its resources, iterate it or call return(). */
+  /** The content; absent with status 304. To release its resources, iterate it to its end or call return(). */
   bytes?: AsyncIterableIterator<Uint8Array>;
   /** True if the first byte may take long. The response head is then sent before that byte. */
   quiet?: boolean;
@@ -187,8 +187,8 @@ export interface Caller extends Rights {
   signal: AbortSignal;
   headers: Headers;
   /**
-   * Returns the caller’s rights at the start of this state transaction. The caller's own methods answer from the last
-   * committed state, but an earlier transaction of the same commit may have removed rights.
+   * Returns the caller’s rights at the start of this state transaction. The caller's own methods use the last committed
+   * state, which lacks the changes of earlier transactions that are committed together with this one.
    */
   during(change: Journal): Rights;
   /**

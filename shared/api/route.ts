@@ -99,9 +99,9 @@ export interface Route<
    */
   idempotency?: 'replay' | 'secret';
   /**
-   * Name of the operation, of the same noun, that answers a repeated request instead of the stored first answer;
-   * default: `get`. It is used if the first answer was not stored, for example because it was too long. It is also used
-   * if the key may no longer use all machines of the created object.
+   * Name of the operation of the same noun that answers a repeated request if the first answer cannot be sent again;
+   * default: `get`. This happens if the first answer was not stored, for example because it was too long, or if the key
+   * may no longer use all machines of the created object.
    */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */
@@ -111,7 +111,7 @@ export interface Route<
   /** True if the answer may take long. The key is then checked again before the answer is sent. */
   waits?: boolean;
   /**
-   * True if a login may call the route only in the 15 minutes after it was created or confirmed. The route
+   * True if a login may call the route only in the 15 minutes after the login was created or confirmed. The route
    * `logins.confirm` confirms a login with its API key.
    */
   confirmed?: boolean;

@@ -57,7 +57,7 @@ const newParameter = z.strictObject({
 
 const savedCommand = named('SavedCommand', {
   id: savedCommandId,
-  name: z.string().describe('Name, which no other saved command has'),
+  name: z.string().describe('Unique name'),
   description: z.string().nullable().describe('What the command does'),
   argv: z
     .array(z.string())
@@ -72,7 +72,7 @@ const savedCommand = named('SavedCommand', {
 });
 
 const fields = {
-  name: label(1, 100).describe('Name, which no other saved command has'),
+  name: label(1, 100).describe('Unique name'),
   argv: z
     .array(text(16_384))
     .min(1)

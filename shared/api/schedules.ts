@@ -69,7 +69,7 @@ const listed = named('Schedule', {
     .nullable()
     .describe('The path whose changes start a run; null for a schedule with `cron`'),
   timezone: z.string().describe('IANA time zone of the expression'),
-  enabled: z.boolean().describe('True if the schedule runs at its times, or when its path changes'),
+  enabled: z.boolean().describe('True if the schedule is enabled: the broker starts its runs automatically'),
   next_run: timestamp.nullable().describe('Time of the next run'),
   last_run: lastRun
     .nullable()
@@ -124,7 +124,7 @@ const run = named('ScheduleRun', {
   finished_at: timestamp.nullable().describe('Time of the end; null while the command runs'),
   exit_code: z.number().nullable().describe('Exit code; -1 if there is none; null while the command runs'),
   duration: z.number().nullable().describe('Milliseconds from start to end; null while the command runs'),
-  stdout: z.string().describe('Last 4 KiB of output; `GET /commands/{command_id}/output` has all of it'),
+  stdout: z.string().describe('Last 4 KiB of output; `GET /commands/{command_id}/output` returns more of it'),
   stderr: z.string().describe('Last 4 KiB of error output; the reason if the command never started'),
   reason: z.string().nullable().describe('Why the command did not run, or why its outcome is unknown'),
 });
@@ -170,7 +170,7 @@ const further = {
   enabled: z
     .boolean()
     .optional()
-    .describe('True if the schedule runs at its times, or when its path changes; default: true'),
+    .describe('True if the schedule is enabled: the broker starts its runs automatically; default: true'),
   timezone: timezone.optional().describe('IANA time zone of the expression; default: UTC'),
   overlap: overlap
     .optional()
@@ -228,7 +228,7 @@ const changeRules = [
   'A key without the scope `schedules:read` must also send `env` if it changes the command, its parameters, user, cwd, machine or tags. Otherwise the changed command could print the stored environment.',
   'A schedule runs with the rights of the key that its field `requested_by` names. With `machine_id`, this is the key that last changed the schedule. With `tags`, it is the key that last set `tags`, `command`, `saved_command_id`, `parameters`, `env`, `user`, `cwd` or `on_change`.',
   'Only the key `requested_by`, and keys that may use all machines of the schedule, can change a schedule with `tags`.',
-  'If a schedule has `tags` and its key `requested_by` is revoked or expired, a change must set both the machines (`tags` or `machine_id`) and the command (`command` or `saved_command_id`). This is not needed if the request disables the schedule or leaves it disabled, and sets none of the fields that change `requested_by`.',
+  'If a schedule has `tags` and its key `requested_by` is revoked or expired, a change must set both the machines (`tags` or `machine_id`) and the command (`command` or `saved_command_id`). Exception: the schedule is disabled after the change, and the request sets none of the fields that change `requested_by`.',
 ].join('\n\n');
 
 export const schedules = {

@@ -117,7 +117,7 @@ export const sessions = {
     body: z.strictObject({
       client_id: clientId
         .optional()
-        .describe('Id of the client; needed unless exactly one client of this API key is attached'),
+        .describe('Id of the client; may be omitted if exactly one client of this API key is attached'),
     }),
     example: { client_id: 'cli_4fJ2kQ9ZtR7wXc0BvN1mLp' },
     errors: ['client_not_found'],

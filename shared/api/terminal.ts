@@ -7,7 +7,7 @@ import { text } from './shared-schemas.ts';
 
 export const maxMessageBytes = 1024 * 1024;
 
-/** Schema of the text messages by which a client acts. A client's binary messages are input for the terminal. */
+/** Schema of a client's text messages for the terminal. The client's binary messages are input for the terminal too. */
 export const actionMessage = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('input'), data: z.string() }),
   z.strictObject({ type: z.literal('resize'), cols, rows }),
@@ -22,8 +22,8 @@ export const receivedMessage = z.strictObject({
 export type ClientMessage = z.output<typeof actionMessage> | z.output<typeof receivedMessage>;
 
 /**
- * A text message that the broker sends. Its binary messages are output of the terminal. A newer broker may send other
- * types of text messages. Clients ignore them.
+ * A text message from the broker. Binary messages from the broker are output of the terminal. A newer broker may send
+ * other types of text messages, which clients ignore.
  */
 export type BrokerMessage =
   /** The terminal is ready. Sent only once, before any output. Delayed while the machine is offline. */

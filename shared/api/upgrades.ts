@@ -162,7 +162,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Describes when some fields are null, because their values would reveal how many other machines the upgrade has. */
+/** Condition under which some fields are null: they would reveal how many other machines the upgrade has. */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 

@@ -58,7 +58,7 @@ export async function* follow(
   }
 }
 
-/** Connects again. Returns undefined if the broker did not answer, so that the caller tries again. */
+/** Connects again. Returns undefined after a temporary failure, so that the caller tries again. */
 async function reconnect(at: string | undefined, how: FollowOptions): Promise<Response | undefined> {
   try {
     const response = await how.connect(at);
