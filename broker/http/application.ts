@@ -186,7 +186,7 @@ function readRest(ctx: Context): void {
  */
 async function* thenRest(answer: Buffer, request: IncomingMessage): AsyncGenerator<Buffer> {
   yield answer;
-  // Closes only the side of the broker: the client learns that no answer follows, and can still send the rest of the
+  // Half-closes the connection: the client learns that no further answer follows, and can still send the rest of the
   // request.
   request.socket.end();
   await finished(request).catch(() => undefined);
@@ -219,7 +219,7 @@ export function retryHeaders({ status, details }: Pick<AppError, 'status' | 'det
  * otherwise 405 with Allow, or 404.
  */
 async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
-  // Browsers request this path by themselves, without a key. That causes no warning in the log.
+  // Browsers request this path by themselves, without a key. Refusing it here causes no warning in the log.
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
     throw new AppError('unauthorized', 'this broker has no icon');
   const layers = router.match(ctx.path, ctx.method).path;

@@ -15,7 +15,10 @@ interface Parts {
   readJson(): Promise<JsonBody | undefined>;
 }
 
-/** Returns true once another broker has answered the request. Throws unavailable if that broker does not answer. */
+/**
+ * Returns true once another broker has answered the request; false if this broker must answer it. Throws unavailable if
+ * the other broker does not answer.
+ */
 type Forwarder = (ctx: Context, client: Client, parts: Parts) => Promise<boolean>;
 
 /**

@@ -45,7 +45,7 @@ export interface Port extends AppPort {
   hsts: boolean;
 }
 
-/** Milliseconds after which a client is disconnected if the broker waits for it and it neither reads nor sends. */
+/** A client that the broker waits for is disconnected after this many milliseconds without reading or sending. */
 const stalledMs = 70_000;
 
 /** Options of Node's HTTP server. `keepAliveTimeout` disconnects clients that send no further request. */

@@ -1,5 +1,5 @@
 // Decides what each key may do, and on which machines. The decision is based on the committed state. During a change of
-// the state, it is based on the documents from which this change starts.
+// the state, it is based on the state before this change.
 
 import type { Scope } from '../../shared/api/route.ts';
 import type { Rights } from '../../shared/api/route-table.ts';

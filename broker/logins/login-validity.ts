@@ -52,8 +52,8 @@ export function endLogins(
 }
 
 /**
- * Returns the time at which the secret with the hash `presented` ends; undefined for the current secret, or without a
- * secret. Throws unauthorized if the secret has ended.
+ * Returns the time at which the secret with the hash `presented` ends; undefined for the current secret, or if
+ * `presented` is undefined. Throws unauthorized if the secret has ended.
  */
 export function endOfSecret({ hash, previous }: Key, presented: string | undefined): string | undefined {
   if (presented === undefined || presented === hash) return undefined;

@@ -111,7 +111,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
 
 /**
  * Throws forbidden if a change of tags may change the machines of a key or of a schedule. Only keys with the scope
- * admin may make such a change.
+ * admin may change these.
  */
 function assertNothingDependsOn(
   before: readonly string[],

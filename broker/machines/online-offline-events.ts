@@ -11,10 +11,7 @@ import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
 
 const settleMs = 2_000;
-/**
- * After a start of the broker, a machine counts as offline only when its agent has not reconnected within this number
- * of milliseconds.
- */
+/** Milliseconds that agents have to reconnect after a start of the broker, before their machines count as offline. */
 const graceAtStartMs = 45_000;
 
 const tables = [

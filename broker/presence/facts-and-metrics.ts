@@ -283,8 +283,8 @@ export class MachineFacts {
   }
 
   /**
-   * Call this for a removed machine. It deletes the machine's metrics of the last hour, but keeps the facts: without
-   * them, lists of past commands and events could not be filtered by the id of the machine.
+   * Deletes the metrics of the last hour of a removed machine. The facts stay: without them, lists of past commands and
+   * events could not be filtered by the id of the machine.
    */
   remove(machineId: string): void {
     this.#heardAt.delete(machineId);

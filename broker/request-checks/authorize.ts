@@ -379,7 +379,7 @@ export function createRecall(
   return async (id, caller, first) => {
     if (!parser || param === undefined)
       throw new Error(
-        `the route table lacks ${noun}.${operation} with an id in its path. This route must answer repeats with the same Idempotency-Key. Add it, or set "again" to another operation in the route that is repeated`,
+        `the route table lacks ${noun}.${operation} with an id in its path, which answers repeats with the same Idempotency-Key: add this route, or set "again" of the repeated route to another operation`,
       );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });

@@ -107,7 +107,7 @@ export class Idempotency {
     if (!earlier) return this.#run(id, key, request);
     const { answer, madeId } = earlier;
     if (answer === undefined && route.idempotency === 'secret') {
-      const message = `the first request with this Idempotency-Key created ${madeId}, and its secret was sent only once; delete ${madeId} and send the request with a new Idempotency-Key`;
+      const message = `the first request with this Idempotency-Key succeeded, and its answer with a secret of ${madeId} cannot be sent again; send the request with a new Idempotency-Key, and delete ${madeId} if the first request created it`;
       throw new AppError('conflict', message, { id: madeId });
     }
     if (content && answer !== undefined) await assertSame(content, earlier);

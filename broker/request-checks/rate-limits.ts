@@ -1,4 +1,4 @@
-// Rate limits: on the requests of each key, if --rate-limit is set, and always on wrong keys from each source address.
+// Rate limits for the requests of each key (only with --rate-limit), and for wrong keys from each source address.
 import { createHmac, randomBytes } from 'node:crypto';
 import {
   type RateLimiterAbstract,

@@ -190,8 +190,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * True if the caller may read every event that the webhook sends. Any other caller must not be able to redirect these
-   * events to a URL of its own.
+   * True if the caller may read every event that the webhook sends. Other callers must not change the webhook, because
+   * they could redirect its events to their own URL.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;
