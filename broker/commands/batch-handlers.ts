@@ -41,7 +41,7 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 interface BatchHooks {
   /**
    * Ids of objects that are created with the batch, for the audit log. The first id is also stored with the idempotency
-   * key: a repeated request can then be answered with the object of this id.
+   * key, so that a repeated request is answered with this object.
    */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */
@@ -265,7 +265,7 @@ export class Batches {
   /** Returns the newest records of these commands. Reads a command again if it may have ended since the first read. */
   async #newest(commands: readonly Command[], reported: ReadonlyMap<string, Result>): Promise<Command[]> {
     const { store, scheduler } = this.#context;
-    // If a command was read as open, but neither the scheduler nor another broker has it, it has ended since then.
+    // An open command that no broker has any more has ended since it was read.
     const isOutdated = ({ id, finished_at }: Command): boolean =>
       finished_at === null && !scheduler.get(id) && !reported.has(id);
     const ended = commands.filter(isOutdated).map(({ id }) => id);

@@ -48,8 +48,8 @@ export class BatchStore {
   }
 
   /**
-   * Creates the table. A batch is deleted `keepMs` milliseconds after its creation, but never before all its commands
-   * are deleted.
+   * Creates the table. A batch is deleted once all its commands are deleted, and at the earliest `keepMs` milliseconds
+   * after its creation.
    */
   static async migrate(history: History, keepMs: number): Promise<void> {
     await history.migrate('batches', [table]);
@@ -94,8 +94,8 @@ export class BatchStore {
   }
 
   /**
-   * Reads the progress of batches with open commands. `open`, `running` and `elsewhere` are 0 here: the scheduler
-   * counts the first two, and isFull() reads the third.
+   * Reads the progress of batches with open commands. `open` and `running` are 0 here, because the scheduler counts
+   * them. `elsewhere` is 0 until isFull() reads it.
    */
   async open(): Promise<BatchProgress[]> {
     const failed = `SELECT count(*) FROM commands WHERE batch_id = batches.id AND ${hasFailed}`;
@@ -150,8 +150,8 @@ export class BatchStore {
   }
 
   /**
-   * Reads `elsewhere` and `failures` of the batch. Returns true if no further command may start. Inside a transaction
-   * the answer is exact, because all brokers' transactions run one after another.
+   * Updates `elsewhere` and `failures` of the batch from the database. Returns true if no further command may start.
+   * Inside a transaction the answer is exact, because all brokers' transactions run one after another.
    */
   async isFull(batch: BatchProgress, reader: RowReader = this.#history): Promise<boolean> {
     const { id, concurrency, max_failures } = batch;

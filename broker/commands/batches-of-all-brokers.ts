@@ -21,9 +21,9 @@ export class BatchFollower {
   }
 
   /**
-   * Removes abandoned batches, and notes which batches are still incomplete. Call this before this broker takes over
-   * machines. The takeover of a machine skips commands of incomplete batches. read() loads these commands later, but
-   * only of batches that were noted here or are newer. A later call could miss a batch that was completed meanwhile.
+   * Removes abandoned batches, and finds the batches that are still incomplete. Call this before this broker takes over
+   * machines: a takeover skips the commands of incomplete batches, and read() loads them once the batch is complete. If
+   * a batch were completed between the takeover and this call, read() would miss it.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

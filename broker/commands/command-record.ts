@@ -123,7 +123,7 @@ export function specOf(params: CommandParams): Spec {
 export const capabilitiesFor = ({ user }: CommandParams): string[] =>
   user === undefined ? ['exec'] : ['exec', 'user'];
 
-/** The record fields that the end of a command decides. */
+/** The record fields that are set when a command ends. */
 export type End = Partial<Command> & { status: Status };
 
 const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {

@@ -46,7 +46,7 @@ export interface AcceptedCommand {
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
 
-/** Maximum number of ends of commands that are written in one turn of the event loop. */
+/** Maximum number of final records of commands that are written in one turn of the event loop. */
 const mostEnds = 32;
 /** Maximum number of bytes of input sent to the machine in one call. */
 const inputBytes = 32 * 1024;
@@ -325,8 +325,8 @@ function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
-  // For a failure (such as `timeout`), `status` is not listed. pageOfRows() excludes the indexes of listed columns,
-  // except for the first one with a condition. SQLite can then use commands_failed for machine and status together.
+  // For a failure such as `timeout`, `status` is left out, so that SQLite can use commands_failed, an index of machine
+  // and status. For listed columns, pageOfRows() lets SQLite use only the index of the first one with a condition.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

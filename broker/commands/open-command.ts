@@ -44,7 +44,7 @@ export class OpenCommand {
   readonly output: Output;
   readonly batch: BatchProgress | undefined;
   readonly queueTimeout: QueueTimeout;
-  /** True once the command is on disk. A command that is not on disk is neither started nor ended. */
+  /** True once the command is on disk. Only a command on disk is started or ended. */
   stored = false;
   /** The final record, set when the command ends and written to disk a little later. */
   end: Command | undefined;
@@ -58,7 +58,7 @@ export class OpenCommand {
   /** Id of the request that created the command, for the machine's audit log. */
   readonly #requestId: string;
   #inSlot = false;
-  /** True while a call to the agent reads its reports on the command. */
+  /** True while a call reads the agent's reports on the command. */
   #followed = false;
   /** True once the event command.started is written or is part of a transaction. */
   #announced: boolean;
@@ -210,7 +210,7 @@ export class OpenCommand {
     else after(retryMs, () => this.resume());
   }
 
-  /** Follows the command if a linked agent has it and no other call follows it. Sends a pending cancellation. */
+  /** Follows a command that a linked agent has, unless another call already does. Sends a pending cancellation. */
   resume(): void {
     const { presence, stopping } = this.#context;
     const { machine_id, journal_id, cancel } = this.record;
@@ -249,7 +249,7 @@ export class OpenCommand {
     }
   }
 
-  /** Handles one report. The end of a command that ran is stored. The end of one that never ran is only returned. */
+  /** Handles one report. Stores the end of a command that ran. Returns the end of a command that never ran. */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });

@@ -57,8 +57,8 @@ export interface Connection {
   /** Calls `listener` each time the database stops answering. */
   onUnavailable(listener: () => void): void;
   /**
-   * Number of times that the database has stopped answering. When it answers again, the server may be a promoted
-   * standby that lacks the last commits.
+   * Number of times that the database has stopped answering. Afterwards the server may be a promoted standby that lacks
+   * the last commits.
    */
   readonly disconnects: number;
   /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
@@ -86,8 +86,8 @@ export interface Writer extends Connection {
   begin(): Promise<void>;
   execute(sql: string, values: readonly Value[]): Promise<Row[]>;
   /**
-   * Resolves once all changes are on disk. If it throws, no change is on disk, except if the broker stops during a
-   * commit whose answer was lost.
+   * Resolves once all changes are on disk. If it throws, no change is on disk. Exception: after stopWaiting(), a commit
+   * whose answer was lost throws, but may be on disk.
    */
   commit(): Promise<void>;
   /** Undoes all changes since begin(). Does nothing after a commit. */

@@ -83,7 +83,7 @@ export async function examineDatabase(settings: PostgresSettings, directory: str
         "SELECT to_regclass('brokers') IS NOT NULL AS found",
       );
       const sharing = shared.rows[0]?.found ? (await client.query<BrokerRow>(listingBrokers)).rows : [];
-      // If the directory cannot be read, another check reports this, and no line here is marked as this machine’s.
+      // If the directory cannot be read, another check reports this, and no broker is marked as this machine’s broker.
       const own = await storedDirectoryId(directory).catch(() => undefined);
       const others = await Promise.all(sharing.map((row) => ofBroker(row, row.directory_id === own)));
       return found
@@ -177,7 +177,7 @@ function copies(rows: readonly BrokerRow[]): Finding[] {
     .map((some) =>
       warn(
         'copied directory',
-        `${some.map(({ url }) => url).join(' and ')} use copies of one data directory; outputs of finished commands are read from the wrong one`,
+        `${some.map(({ url }) => url).join(' and ')} use copies of one data directory; outputs of finished commands may be read from the wrong copy`,
         'if one of them was just restarted, check again after 10 s; otherwise stop one, delete directory-id in its data directory, and start it again',
       ),
     );

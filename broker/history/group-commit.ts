@@ -102,7 +102,7 @@ export class GroupCommit {
   }
 
   /**
-   * Rejects the changes and reads that wait for the running group, because that group might not end until the database
+   * Rejects the changes and reads that wait for the running group, because that group may wait until the database
    * answers again.
    */
   #rejectWaiting(): void {

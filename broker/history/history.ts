@@ -167,7 +167,7 @@ export class History implements RowReader {
     this.#writes.fence = fence;
   }
 
-  /** False if this broker does not own the machine, as far as it knows. */
+  /** True if this broker owns the machine, as far as it knows. */
   owns(machineId: string): boolean {
     return !this.#writes.fence || this.#writes.fence(machineId) !== undefined;
   }
@@ -178,8 +178,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Freezes a view of the database. The returned function writes that view to the file `copy`, which only the broker's
-   * user can read. Call it only once.
+   * Freezes a view of the database. The returned function, which can be called once, writes that view to the file
+   * `copy`. Only the broker's user can read this file.
    */
   snapshot(): (copy: string) => Promise<void> {
     return this.#database.snapshot();

@@ -104,8 +104,8 @@ export class PostgresSession implements Writer {
   /** Id of this broker's row in the table `writers`. */
   readonly #writerId: string;
   /**
-   * The query after BEGIN. It stores the number of the transaction. On an earlier connection of this broker, `session`
-   * in the table differs, so the query divides by zero and fails.
+   * The query after BEGIN. It stores the number of the transaction. If an earlier connection of this broker sends the
+   * query, `session` in the table differs, so the query divides by zero and fails.
    * If brokers share the database, it also takes `commitLock` and notifies the other brokers. The query is prepared,
    * which saves 0.1 ms of each transaction.
    */

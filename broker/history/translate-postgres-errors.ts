@@ -35,7 +35,7 @@ export function startErrorOf(error: unknown, name: string): StartError {
   if (meaning) return new StartError(`${name} ${meaning} (${text})`, 78, { cause: error });
   if (/client password must be/.test(text))
     return new StartError(`${name} asks for a password: see --database-password-file`, 78, { cause: error });
-  // Node's advice at the end of the text is about an option of Node, which a service does not have.
+  // Node's advice at the end of the text is cut off, because it names an option of Node and not of farhand-broker.
   if (/does not support SSL|certificate|ERR_TLS|self.signed/i.test(`${text} ${codeOf(error)}`))
     return new StartError(
       `${name} offers no TLS that this broker trusts (${text.replace(/; if the root CA.*/, '')}): see sslmode and sslrootcert`,

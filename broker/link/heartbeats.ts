@@ -6,7 +6,7 @@ import type { LinkSettings } from './link-settings.ts';
 interface Beating {
   /** Time when the last message of the machine arrived, in milliseconds of `monotonic`. */
   readonly heardAt: number;
-  /** Time since which messages wait and none was written, in milliseconds of `monotonic`; undefined if none waits. */
+  /** Time since which no waiting message was written, in milliseconds of `monotonic`; undefined if none waits. */
   readonly unwrittenSince: number | undefined;
   /** Called every heartbeat interval. */
   beat(): void;

@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 export interface Cron {
   /**
    * True if the hour field starts with `*`. When clocks are set back, an hour comes twice. An expression with such a
-   * field is due both times, any other only the first time.
+   * field is due both times, other expressions only the first time.
    */
   hourly: boolean;
   /** Returns the first matching wall time after `wall`, in whole seconds; undefined if there is none. */

@@ -134,7 +134,7 @@ export class Schedules {
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // This check comes last, so that a caller who is not allowed to use the machine gets the error about that.
+        // This check comes last, so that a caller who may not use the machine gets the error about the machine.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -179,7 +179,7 @@ export class Schedules {
     return found(schedules, 'schedule', id);
   }
 
-  /** True if a key may see a schedule: the key may use a machine of the schedule, or owns a schedule with tags. */
+  /** True if the key may use a machine of the schedule. For a schedule with tags, also true if the key owns it. */
   #isSeen(schedule: Schedule, caller: Caller): boolean {
     const { machinesOf } = this.#context;
     // A schedule with tags may have no machines at present; its owner must see the schedule all the same.

@@ -98,8 +98,8 @@ export class Launcher {
   }
 
   /**
-   * True if all of these runs may have ended without a report from their machines. This is possible for runs from
-   * before this broker started or took over the machine, until the machine has had time to report.
+   * True if each of these runs may have ended without a report. Such a run began before this broker started or took
+   * over the machine, and the machine has not had time to report yet.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>

@@ -98,12 +98,12 @@ export class ScheduleRecords {
     // as missed or skipped.
     const key = 'schedule_id, scheduled_for, machine_id';
     transaction.put('schedule_runs', key, { decided_at: now(), ...run });
-    // putMark() makes the write fail if another broker owns the machine. For a batch by hand (`at` is null) it is not
-    // called, because the batch may include machines of other brokers.
+    // putMark() makes the write fail if another broker owns the machine. It is not called for a batch that a user
+    // started (`at` is null), because the batch may include machines of other brokers.
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
   }
 
-  /** Stores runs without a command. The last one, unless skipped, causes an event if `notify` has on_failure. */
+  /** Stores runs without a command. Emits an event for a failed or missed last run if `notify` has on_failure. */
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
     for (const run of runs) this.begin(run, transaction);
     const last = runs.at(-1);
@@ -112,7 +112,7 @@ export class ScheduleRecords {
     transaction.committed(() => this.#ended(last));
   }
 
-  /** Calls `watcher` with each run whose command ends, and the last run of each settle(). Call the result to stop. */
+  /** Calls `watcher` with a run when its command ends, and the last run of each settle(). Returns a stop function. */
   watch(watcher: (run: ScheduleRun) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);

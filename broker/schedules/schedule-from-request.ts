@@ -98,8 +98,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // A schedule with tags runs on the machines that its key may use. A request keeps the key, and so the machines, if it
-    // sets none of the fields of decidesRun(). For example, it may only change the cron expression.
+    // A schedule with tags runs on the machines that its key may use. A request that sets no field of decidesRun(),
+    // such as a change of the cron expression, keeps the key and so the machines.
     ...(before.tags === null || decidesRun(changes) ? { requested_by: key_id, key_limits: undefined } : {}),
     updated_at: at,
   };

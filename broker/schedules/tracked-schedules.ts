@@ -265,7 +265,7 @@ export class TrackedSchedules {
     return unmarked;
   }
 
-  /** Notes the version of a schedule that a change has ended, if its due times were not all handled before. */
+  /** If some due times before a change may be unhandled, adds the old version of the schedule to `replaced`. */
   #replace(tracked: Tracked, by: Schedule): void {
     const { schedule, settledUntil, replaced } = tracked;
     const until = Date.parse(by.since);

@@ -166,9 +166,8 @@ const schedule = z.strictObject({
   created_at: z.string(),
   updated_at: z.string(),
   /**
-   * Due times before this time start no run. Neither do earlier changes of the watched file or directory. The field is
-   * set when the schedule is created. It is set again, for example, when a request changes `cron`, `on_change` or
-   * `enabled`.
+   * Due times and changes of the watched path before this time start no run. The field is set when the schedule is
+   * created. It is set again, for example, when a request changes `cron`, `on_change` or `enabled`.
    */
   since: z.string(),
 });

@@ -140,8 +140,8 @@ export class State implements Declared {
   }
 
   /**
-   * Rejects the waiting changes and the waiting refresh when the store stops answering. A commit or refresh that is
-   * running ends when the store answers again.
+   * Rejects the waiting changes and the waiting refresh when the store stops answering. A running commit or refresh is
+   * not rejected here, because the store ends it.
    */
   #rejectWaiting(): void {
     const rejects = this.#queue.map((member) => member.reject);
