@@ -101,7 +101,7 @@ function loginLine(url: string, pin: string | null | undefined): string {
 
 async function uninstallBroker(from: Invocation): Promise<number> {
   const { yes, purge } = readSettings(uninstallSettings, from);
-  const loss = purge ? ` and deletes ${dataOf(broker)}, of which there is no backup unless you made one` : '';
+  const loss = purge ? ` and deletes ${dataOf(broker)} without a backup` : '';
   if (!yes) throw new UsageError(`uninstall disconnects all agents${loss}; add --yes to confirm`);
   await uninstall(broker, !purge);
   const stays = `; ${dataOf(broker)}, the broker’s settings and its account stay`;

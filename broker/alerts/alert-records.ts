@@ -23,7 +23,7 @@ export interface Alert extends Omit<Served, Times> {
   rule_id: RuleId;
   machine_id: MachineId | null;
   /**
-   * Name of the machine when the alert was created. Events contain it if the machine was removed. Null in rows of older
+   * Name of the machine when the alert was created, for events after the machine was removed. Null in rows of older
    * brokers.
    */
   machine_name: string | null;
@@ -100,8 +100,8 @@ export class AlertRecords {
   }
 
   /**
-   * Returns the unresolved alerts: all of them, or only alerts about these machines. The plus sign before `rowid` keeps
-   * SQLite from reading the table by rowid, so it uses the index `alerts_open`.
+   * Returns the unresolved alerts: all of them, or only alerts about these machines. The plus sign before `rowid` makes
+   * SQLite use the index `alerts_open` instead of reading the whole table by rowid.
    */
   async unresolved(machineIds?: readonly string[]): Promise<Alert[]> {
     const [where, values] = allOf([['resolved_at IS NULL'], reachableOnly(machineIds)]);
@@ -177,8 +177,8 @@ export class AlertRecords {
   }
 
   /**
-   * Resolves an alert that is not resolved yet. Emits an event, except for a held alert, whose creation caused no event
-   * either. Without `rule`, the event goes to the channels of the alert's previous step.
+   * Resolves an alert that is not resolved yet. Emits an event if the alert was opened; a held alert has had no event
+   * before. Without `rule`, the event goes to the channels of the alert's previous step.
    */
   resolve(alert: Alert, reason: Reason, rule?: AlertRule): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?, ${withChannels}

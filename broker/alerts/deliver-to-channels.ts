@@ -46,7 +46,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     return this.#mayRead(channel, machineId) ? undefined : 'not_permitted';
   }
 
-  /** Returns the notification with only those alerts and `missing` machines that the channel's key may read now. */
+  /** Returns the notification with only the alerts and missing machines that the channel's key may read now. */
   readable(channel: AlertChannel, whole: Notification): Notification {
     const alerts = whole.alerts.filter(
       ({ machine_id }) =>
@@ -116,7 +116,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     return this.#rightsOf(key_id)?.reaches('') === true;
   }
 
-  /** Sends a delivery. `message` is the same event as a message for people. */
+  /** Sends a delivery. A webhook gets its JSON body; other channels get `message`, the text for people. */
   async #transmit(
     channel: AlertChannel,
     delivered: Delivered,

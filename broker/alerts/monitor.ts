@@ -1,5 +1,5 @@
 // Opens and resolves alerts by the alert rules. A rule is evaluated when a machine reports or links, when a schedule
-// runs, and when settings change.
+// runs, and when settings change. Rules about expiry dates are also evaluated every hour.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, every, monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -126,7 +126,7 @@ export class Monitor {
     this.#tracked.stop();
   }
 
-  /** Records that an alert was acknowledged, after which it is not repeated any more. */
+  /** Records that an alert was acknowledged. An acknowledged alert is not repeated any more. */
   acknowledged(alert: Alert): void {
     this.#tracked.acknowledged(alert);
   }
@@ -134,8 +134,8 @@ export class Monitor {
   // ---- Triggers of an evaluation
 
   /**
-   * Finds the rules, machines, schedules, keys and windows that have changed since the last call. Evaluates the rules
-   * about them.
+   * Finds the alert rules, machines, schedules, keys and windows that have changed since the last call. Evaluates the
+   * changed rules, and the rules about changed machines and keys.
    */
   #look(): void {
     const before = this.#seen;

@@ -52,12 +52,12 @@ interface DigestServices {
 const tables = [
   `CREATE TABLE alert_notices (event_id TEXT UNIQUE, down_from INTEGER, down_until INTEGER);
   CREATE TABLE alert_marks (name TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
-  // The channels of the rule when the step was written, because the rule may be changed or removed before the
+  // Adds the channels that the rule has at the time of the step. The rule may be changed or removed before the
   // notification is made. JSON as in the table `alerts`.
   'ALTER TABLE alert_notices ADD COLUMN channel_ids TEXT',
 ];
 
-/** Maximum number of alerts in a notification, and of machines that have not linked again after a downtime. */
+/** Maximum number of alerts that a notification lists, and maximum number of missing machines that it lists. */
 const mostListed = 100;
 /** Maximum number of alert steps (opened, repeated or resolved) that one transaction reads. */
 const mostNotices = 20_000;
@@ -212,7 +212,7 @@ export class Digest {
 
   /** Returns the ids of the channels that are notified of a step of an alert; null for all channels. */
   #channelsOf(row: Row, { rule_id }: Notice): readonly string[] | null {
-    // A step that an older broker wrote has no channels, so it gets those that the rule has now.
+    // A step that an older broker wrote has no channels, so the present channels of the rule are used.
     if (row.channel_ids === null) return this.#services.state.alert_rules.get(rule_id)?.channel_ids ?? null;
     // The cast is safe: only AlertRecords writes these texts.
     return jsonIn(row, 'channel_ids') as string[] | null;
@@ -255,7 +255,7 @@ export class Digest {
 
   /**
    * Returns the machine of a notification that is about one machine only; otherwise undefined. If this machine was
-   * removed, its name comes from the last of the alert steps `rows` that is about the machine.
+   * removed, its name comes from its last alert step in `rows`.
    */
   #machineOf(
     { alerts, downtimes }: Notification,

@@ -96,7 +96,7 @@ export class TrackedAlerts {
     void this.#settle(tracked);
   }
 
-  /** Records that an alert was acknowledged, after which it is not repeated any more. */
+  /** Records that an alert was acknowledged. An acknowledged alert is not repeated any more. */
   acknowledged(alert: Alert): void {
     const tracked = this.get(alert.rule_id, { id: alert.subject, machineId: alert.machine_id });
     if (tracked?.alert?.id !== alert.id) return;

@@ -31,7 +31,10 @@ export const tables = [
 export const renewal = `INSERT INTO brokers VALUES ($1, $2, clock_timestamp() + interval '${leaseMs} ms', $3)
   ON CONFLICT (id) DO UPDATE SET url = excluded.url, lease_until = excluded.lease_until`;
 export const releasing = 'DELETE FROM brokers WHERE id = $1';
-/** The epoch of a machine increases with each new owner. Writes with an older epoch are refused. */
+/**
+ * Makes broker $1 the owner of the machines $2, whose links are $3. The epoch of a machine increases with each new
+ * owner. Writes with an older epoch are refused.
+ */
 export const taking = `INSERT INTO owners AS o (machine_id, broker_id, epoch, link_id)
   SELECT machine, $1, 1, nullif(link, '') FROM unnest($2::varchar[], $3::varchar[]) AS t (machine, link) ORDER BY machine
   ON CONFLICT (machine_id) DO UPDATE SET epoch = o.epoch + CASE WHEN o.broker_id = $1 THEN 0 ELSE 1 END,

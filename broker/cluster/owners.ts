@@ -86,7 +86,7 @@ export class Cluster implements Owners {
     this.follow(() => state.refresh());
   }
 
-  /** Creates the tables and this broker's lease. Writes about machines that this broker does not own then fail. */
+  /** Creates the tables and this broker's lease. From then on, this broker can write only about its own machines. */
   static async open(options: Options, state: State, history: History): Promise<Cluster> {
     await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};
@@ -132,8 +132,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Call it when this broker is cut off from the database. Drops the open work of all its machines, whose agents
-   * connect again within `spreadMs` milliseconds.
+   * Drops the open work of all machines of this broker. Their agents connect again within `spreadMs` milliseconds. Call
+   * it when this broker is cut off from the database.
    */
   handOver(spreadMs: number): void {
     for (const id of [...this.#own.keys()]) {

@@ -13,7 +13,7 @@ interface ForwardedCall {
   /** The first message of the client, and its further messages. */
   first: object;
   rest: AsyncIterable<object> | Iterable<object>;
-  /** Fires when the client's call ends on this side, for example because the client goes away or this broker stops. */
+  /** Fires when the client's call ends, for example because the client goes away or this broker stops. */
   signal: AbortSignal;
   /** Called when the other broker has accepted the call. */
   begin(): void;

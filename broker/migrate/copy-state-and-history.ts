@@ -1,5 +1,5 @@
 // Copies both stores of a broker, state and history, from files to a PostgreSQL database or back. The originals stay
-// in place until the copy is complete. Then files are moved aside, and a database is marked as moved.
+// in place until the copy is complete. Original files are then moved aside; an original database is marked as moved.
 import { existsSync } from 'node:fs';
 import { copyFile, mkdir, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -85,7 +85,7 @@ async function fillDatabase(
   await target.write((transaction) => {
     for (const { name, key } of tables) {
       if (!key.includes('rowid')) continue;
-      // Makes PostgreSQL number the next row after the highest copied row.
+      // The next new row gets the number after the highest copied one.
       transaction.run(`SELECT setval(pg_get_serial_sequence('${name}', 'rowid'), max(rowid)) FROM ${name}`);
     }
   });
@@ -248,7 +248,7 @@ async function truncate(history: History, tables: readonly Table[]): Promise<voi
   await history.write((transaction) => transaction.run(`TRUNCATE ${['documents', ...existing].join(', ')}`));
 }
 
-/** Copies all tables, then reads both sides again and compares them. Returns the number of rows. */
+/** Copies all tables. Then reads the copies and compares them with the originals. Returns the number of rows. */
 async function copyAll(
   tables: readonly Table[],
   source: History,

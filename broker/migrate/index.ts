@@ -63,7 +63,7 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
   print(summary(copied, copied.database));
   print(`The former files are in ${copied.aside}.`);
   print(
-    `Next, set database_url, and database_password_file if there is one, for the broker (a service has them in /etc/farhand/broker.toml), and start it. Then delete ${copied.aside}.`,
+    `Next, set database_url for the broker, and database_password_file if the password is in a file (a service has these settings in /etc/farhand/broker.toml). Start the broker. Then delete ${copied.aside}.`,
   );
 }
 

@@ -21,7 +21,7 @@ export interface Packages {
    * SHA-256 of the file SHA256SUMS, in hexadecimal; undefined if there are no packages. Join tokens contain this hash.
    */
   hash(): string | undefined;
-  /** Reads the list of packages from the disk: the broker's own ones, signed or not, and the uploaded ones with a .sig. */
+  /** Reads the list of packages from the disk: the broker's own, signed or not, and the uploaded ones with a .sig. */
   catalog(): Catalog;
   /**
    * Returns the command line that installs an agent with this token and optional name, or the reason why there is none.

@@ -55,7 +55,7 @@ check_machine() {
 
 # has_joined: true if this machine has joined the broker that the token pins.
 has_joined() {
-  # This script runs as root, but another user owns this directory, and could put a FIFO or an endless file there.
+  # This script runs as root. The agent's user owns /var/lib/farhand-agent and could put a FIFO or endless file there.
   identity=$(timeout 5 head -c 65536 /var/lib/farhand-agent/identity.json 2>/dev/null) || return 1
   case $identity in
     *'"machine_id":null'*) return 1 ;;

@@ -101,8 +101,8 @@ export interface Opening extends StoreOpening {
 }
 
 /**
- * File contents that will be sent as JSON are read into memory. At most this number of bytes is being read at any time.
- * Each byte takes about five bytes of memory.
+ * Maximum number of bytes of file contents that are read into memory at the same time, to be sent as JSON. Each of
+ * these bytes takes about five bytes of memory.
  */
 const maxContents = 64 * 1024 * 1024;
 

@@ -7,8 +7,8 @@ import type { StoreOpening } from './open-state-and-history.ts';
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
 
 /**
- * This broker checks at intervals of this number of milliseconds whether it can reach other brokers. It checks a broker
- * only while an HTTP request to that broker is in progress. gRPC connections are checked by pings instead.
+ * Milliseconds between two checks of whether other brokers can be reached. A broker is checked only while an HTTP
+ * request to it is in progress. gRPC connections are checked by pings instead.
  */
 const checkMs = 4_000;
 

@@ -39,7 +39,7 @@ async function libraryOf(name: string): Promise<string> {
   const archive = join(cache, packed.filename);
   const found = `sha512-${createHash('sha512').update(readFileSync(archive)).digest('base64')}`;
   if (found !== integrity)
-    throw new Error(`${name}@${version} does not have the hash in package-lock.json: ${found}`);
+    throw new Error(`the hash of ${name}@${version} differs from the one in package-lock.json: ${found}`);
   await run('tar', ['-xzf', archive, '-C', `${folder}.new`]);
   await run('mv', [`${folder}.new`, folder]);
   rmSync(archive);

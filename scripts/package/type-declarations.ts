@@ -4,7 +4,7 @@ import { dirname, join, relative } from 'node:path';
 import { root, run } from './shared-by-packaging-steps.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc-api-client'];
-/** Types that the generated types of the protos import from gRPC's libraries. The package has these instead of the libraries. */
+/** Replaces gRPC's libraries, from which the generated types of the protos import these types. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
   high: number;

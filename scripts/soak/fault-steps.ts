@@ -288,8 +288,8 @@ async function revokeOnce(system: System, round: number): Promise<number> {
   const made = await createKey(system, at);
   const { data } = JSON.parse(made.text) as { data?: { id: string; key: string } };
   if (!data) throw new Error(`no key was created: ${made.text}`);
-  // Each broker is asked for one of its own machines. A list would not do, because a broker reads all changes, the
-  // revocation too, before it answers a list.
+  // Each broker is asked for one of its own machines. A list would not do, because a broker reads all changes, also
+  // the revocation, before it answers a list.
   const own = await Promise.all(brokers.map((broker) => machinesOf(system, broker)));
   const looks = brokers.flatMap((broker, n) => {
     const [machine] = own[n] ?? [];

@@ -90,7 +90,7 @@ async function startCommand(
     return Object.entries(seen).flatMap(([how, output]) =>
       output === expected
         ? []
-        : [`output of long command ${id}, ${how}: ${output.length} bytes of ${expected.length} written`],
+        : [`output of long command ${id}, ${how}: got ${output.length} of ${expected.length} bytes`],
     );
   };
 }

@@ -17,14 +17,14 @@ export interface LoadSettings extends Access {
 export interface Load {
   /** The file to which every command of a real machine appends a line, the command's marker. */
   counter: string;
-  /** The marker of each command on a real machine that a broker has accepted, by the command's id. */
+  /** The markers of the accepted commands on real machines, by the command's id. */
   commands: Map<string, string>;
   /**
-   * For each batch on all real machines that a broker has accepted, by its id: the marker that its commands append to
-   * `counter`.
+   * The markers of the accepted batches, by the batch's id. Each batch runs on all real machines, and each of its
+   * commands appends the batch's marker to `counter`.
    */
   batches: Map<string, string>;
-  /** Ids of the commands of simulated machines that a broker has accepted. */
+  /** Ids of the accepted commands on simulated machines. */
   simulatedCommands: string[];
   /** The number of machines of each accepted batch on simulated machines, by the batch's id. */
   simulatedBatches: Map<string, number>;

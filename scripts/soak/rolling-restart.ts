@@ -31,7 +31,7 @@ const betweenMs = 5_000;
 const stopMs = 20_000;
 /** Longest time to wait until all commands have ended, in milliseconds. */
 const settleMs = 60_000;
-/** Maximum number of retries of a read of a machine. */
+/** Maximum number of retries of one request in #readMachine(). */
 const mostRetries = 6;
 
 interface Count {

@@ -154,8 +154,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // The listener makes `incoming` flow, but only after the current turn of the event loop. pipeline() is called
-      // before that, so no data is lost. While the client is slow, pipeline() pauses `incoming`.
+      // A data listener makes `incoming` flow, but only after the current turn of the event loop. pipeline() is called
+      // in this turn, so no data is lost. While the client is slow, pipeline() pauses `incoming`.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {

@@ -45,7 +45,7 @@ export function describeClient({ address, key, login_id }: DescribedClient): str
  */
 export async function describedClient(header: string, { state, cluster }: Services): Promise<Client> {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
-  // The key is found by its id, which does not change with its secret. A request with the old secret then continues.
+  // The key is found by its id, which stays the same when its secret changes. A request with the old secret continues.
   const { address, key_id, login_id } = parse(header);
   const knowsKey = key_id === localKey.id || state.keys.has(key_id);
   // The forwarding broker may know a new key or login that this broker has not read yet. This broker then reads the
