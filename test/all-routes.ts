@@ -153,7 +153,7 @@ export interface Scene {
   here: Ids;
   there: Ids;
   agents: AgentHandle[];
-  /** The id of a delivery of the channel in `here`. The `delivery` in `here` belongs to its webhook. */
+  /** The id of a delivery of the channel in `here`. `here.delivery` belongs to the webhook in `here`. */
   channelDelivery: string;
   /** The request ids of all requests so far. */
   requestIds: string[];
@@ -386,7 +386,7 @@ export function refusalIn(answer: Answer): string {
 }
 
 /**
- * Tables that change without a request of the test: with each call, with reports of machines, and while a broker runs.
+ * Tables whose changes are ignored: they change with each call, with reports of machines, or while a broker runs.
  */
 const byThemselves = /^(alert_marks|audit|brokers|key_|machine_facts|metrics|announced|sqlite_)/;
 

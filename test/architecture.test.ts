@@ -393,7 +393,7 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
     ['koa', 'koa-', '@koa/', 'prom-client', 'zod-openapi', '@fastify/busboy', 'mime', 'raw-body', 'ws'],
     ['broker/http'],
   ],
-  // execa starts other programs. An agent must not load it while it runs.
+  // execa starts other programs. A running agent must not load execa.
   [['execa'], ['shared/systemd', 'broker/cli']],
   [['@lydell/node-pty', '@koromix/koffi'], ['agent/processes']],
   [['systeminformation'], ['agent/metrics']],

@@ -399,8 +399,7 @@ test('a batch of many machines is answered in many turns, so that other requests
     expect(statusCode).toBe(200);
     shares.push(longest / (performance.now() - begun));
   }
-  // A single turn that reads all commands would take about half of the request's time, and one that serializes them
-  // about as long.
+  // A single turn of the event loop that reads or serializes all commands would take about half of the request's time.
   expect(Math.min(...shares)).toBeLessThan(1 / 4);
 });
 

@@ -16,7 +16,7 @@ type Item = Record<string, unknown> & { id: string };
 // leaves out two lists that may be empty: agent packages and other brokers.
 const withoutIds = ['brokers.list', 'tags.list', 'inventory.list', 'upgrades.machines', 'packages.list'];
 const lists = table.filter(({ name, route }) => route.kind === 'list' && !withoutIds.includes(name));
-/** Returns the time of an item to which `since` and `until` are compared. */
+/** Returns the time that lists compare with `since` and `until`. */
 const timeOf = (item: Item): string => String(item.created_at ?? item.at ?? item.timestamp);
 
 /** A system whose items differ in all fields by which lists can be filtered. */
@@ -103,7 +103,7 @@ test('every list is filtered by its fields, and by since (inclusive) and until (
     expect([list, await found({ until: '2001-01-01T00:00:00Z' })]).toEqual([list, []]);
     const always = { since: '2001-01-01T00:00:00Z', until: '2100-01-01T00:00:00Z' };
     expect([list, await found(always)]).toEqual([list, idsOf(all)]);
-    // This filter compares the stored time `decided_at` of a run, which no field of the run contains exactly.
+    // The history of schedules is filtered by the stored time `decided_at`, which no field of a run contains exactly.
     if (list === 'schedules.history') continue;
     const middle = all.map(timeOf).toSorted()[Math.floor(all.length / 2)]!;
     const [later, before] = [await found({ since: middle }), await found({ until: middle })];

@@ -8,7 +8,7 @@ import { createServer } from 'node:net';
  * (ip_local_port_range in ip(7)).
  */
 const lowest = 12_000;
-/** The number of ports for each worker process of the tests, so that two of them never use the same port. */
+/** The number of ports for each worker process of the tests, so that two processes never use the same port. */
 const each = 2_500;
 const workers = 8;
 const first = lowest + (Number(process.env.VITEST_POOL_ID ?? 0) % workers) * each;

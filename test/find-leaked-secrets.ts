@@ -40,10 +40,7 @@ const forms: [what: string, form: RegExp][] = [
   ['a ticket', /[?&]ticket=([0-9A-Za-z]{43})/g],
 ];
 
-/**
- * Called with a request and its answer. Remembers new secrets, and reports known secrets in an answer that should have
- * none.
- */
+/** Remembers the secrets in a request and its answer. Records known secrets in an answer that must not contain any. */
 export function overhear(
   method: string,
   { asked, status, received }: { asked: unknown; status: number; received: string },

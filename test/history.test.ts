@@ -346,7 +346,8 @@ describe('a write', () => {
     const together = await Promise.all(['a', 'b', 'c'].map((id) => history.write(own(id))));
     expect(together).toEqual(['a', 'b', 'c']);
     expect(await history.write(own('d'))).toBe('d');
-    // Each write saw the rows that were committed when it ran: none of its own turn, and all of the turn before.
+    // Each write saw the rows that were committed when it ran: none of its own turn of the event loop, and all of
+    // the turn before.
     expect(seen).toEqual([[], [], [], ['a', 'b', 'c']]);
   });
 
@@ -535,7 +536,7 @@ test('a request and its repeat run once, even if the repeat arrives while the an
   const { request, answer, runs } = touchOnce();
   const first = idempotency.answer(request);
   await waitFor(() => expect(runs()).toBe(1));
-  // The repeat looks for the first request before the answer of that request is stored, in the same transaction.
+  // In one transaction, the repeat looks for the first request, and then the answer of the first request is stored.
   const repeat = idempotency.answer(request);
   answer.resolve({ created: true });
   await expect(repeat).rejects.toMatchObject({ code: 'conflict', details: { under_way: true } });
@@ -740,7 +741,7 @@ describe('counts of rows', () => {
   const machines = ['mach_1', 'mach_2', null];
   const types = ['machine.online', 'machine.offline'];
   const first = Date.parse('2026-01-01T00:00:00Z');
-  /** Adds events to the table. Halfway through, in the middle of a quarter of an hour, their times go back once. */
+  /** Adds events with rising times. Halfway through, inside a counted period of 15 minutes, the times go back once. */
   async function addEvents(history: History, count: number): Promise<void> {
     await history.write((journal) => {
       for (let n = 0; n < count; n += 1) {

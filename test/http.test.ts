@@ -1098,7 +1098,8 @@ test('a client that disconnects does not cancel its command', async () => {
   const agent = await scriptedMachine(system);
   const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: Date.now() } });
   await command.leave();
-  // Starts and cancels a later file call. When the agent is notified of that, the broker has noticed both disconnects.
+  // Starts a file call and disconnects its client as well. The broker handles disconnects in order: when it cancels the
+  // file call, it has already handled the disconnect of the command's client.
   const file = askAndLeave(system, 'GET', `/machines/${agent.identity.machineId}/files`);
   const { call_id, method } = await agent.next('call');
   expect(method).toBe('ListFiles');

@@ -1,3 +1,4 @@
+// Rights of a key that change while its requests run, and changes that must not exceed the rights of a key.
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createAudit } from '../broker/audit-log.ts';
@@ -252,7 +253,7 @@ test('a committed change is recorded once for each of its machines, although its
   expect(rows).toEqual(machines.map((machine_id) => ({ machine_id, result: 'ok' })));
 });
 
-/** A key that may use only the machine `inside`, and a schedule of the key that was moved to `outside`. */
+/** A key that may use only the machine `inside`, and a schedule of this key. move() moves the schedule to `outside`. */
 async function movedAway() {
   let history: History | undefined;
   const system = await startFarhand({

@@ -8,8 +8,8 @@ export interface LeapingClock {
 }
 
 /**
- * Starts a clock that runs in real time and that a test can move forward. The timers that are due then fire at once, in
- * order. With `still` the clock moves only by leap(). `set` sets the wall clock and changes no duration.
+ * Starts a clock that runs in real time and that leap() moves forward. A leap fires the timers that are due, in order.
+ * With `still` the clock moves only by leap(). `set` sets the wall clock and changes no duration.
  */
 export function startLeapingClock({ still = false } = {}): LeapingClock {
   let ahead = 0;

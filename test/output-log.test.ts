@@ -151,8 +151,7 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   });
   const woken = log.changed.wait(new AbortController().signal);
   await woken;
-  // Appends to another log, which takes as long as an append that does not wait. The first append must still wait after
-  // that.
+  // An append to another log takes as long as one that need not wait. After it, the first append must still wait.
   const other = new OutputLog(join(home, 'other'));
   logs.push(other);
   await other.append(Buffer.alloc(1));

@@ -22,7 +22,7 @@ const settleMs = 90_000;
  */
 export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const at = (time: string): number => Date.parse(`${day}T${time}Z`);
-  // A fixed value instead of random delays: a broker that stops makes its agents wait for almost five seconds.
+  // Makes the random delays fixed. Agents then wait for almost five seconds after their broker has stopped.
   vi.spyOn(Math, 'random').mockReturnValue(0.9);
   onTestFinished(() => void vi.restoreAllMocks());
   const clock = leapingClock();

@@ -82,7 +82,7 @@ export async function connectScripted(
     seen.push(message);
     arrived.emit('message');
   });
-  /** Resolves with what `find` returns for the first unread message for which it returns something. */
+  /** Reads the first unread message for which `find` returns a value. Resolves with this value. */
   const take = async <T>(
     what: string,
     find: (message: ConnectResponse__Output) => T,

@@ -172,8 +172,8 @@ test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is detac
   const { id } = (await system.client.keys.list({ sort: '-created_at' })).items[0] ?? {};
   if (how === 'revoked') await system.client.keys.remove({ key_id: id ?? '' });
   if (how === 'retagged') await system.client.machines.update({ machine_id, tags: [] });
-  // The leap also ends the link, because no message is sent on it in this hour. So the other client is checked only in
-  // the other cases.
+  // The leap also ends the link, because no message is sent on it in this hour. So the second client is checked only in
+  // the cases without a leap.
   if (how === 'expired') clock.leap(3_600_000);
   expect(await port.parted()).toEqual({ why: 'forbidden' });
   const { attached_clients } = await system.client.sessions.get({ session_id });

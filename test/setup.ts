@@ -27,8 +27,8 @@ if (brokerCount > 1) {
   const { fetch } = globalThis;
   globalThis.fetch = (input, init = {}) => {
     const headers = new Headers(init.headers);
-    // Large bodies are sent without this header: a broker that refuses one early keeps the connection open until the
-    // client has read the answer.
+    // Large bodies are sent without `Connection: close`. A broker that refuses one early must keep the connection open
+    // until the client has read the answer.
     const { body } = init;
     if (!body || (typeof body === 'string' && body.length < 65_536)) headers.set('Connection', 'close');
     return fetch(input, { ...init, headers });

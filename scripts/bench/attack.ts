@@ -85,7 +85,7 @@ await bench(async (folder) => {
     table.row(name, felt, `${was} / ${most} MiB`, `${is} MiB`);
     console.error(`${name}: ${felt}, ${was}, ${most}, ${is} MiB`);
   };
-  // In this time the broker releases the memory that only its start needed, so that the first row does not include it.
+  // Waits until the broker has released the memory of its start, so that the first row does not include it.
   await sleep(Number(values.rest) * 1_000);
   row('none', await reading(farhand, seconds), cost(farhand.broker.pid).rss);
   for (const name of Object.keys(assaults).filter((one) => one.includes(values.only))) {

@@ -111,7 +111,7 @@ function flags(): { runs: number; kept: number; only: Part[] } {
   return { runs: Math.floor(runs), kept: Math.floor(kept), only: partsOf(values.only, parts) };
 }
 
-// ---- Running the ways in turn
+// ---- Measuring each way to run a command
 
 /** Runs commands in a small process, as `ask` describes. Returns the measurements of this process. */
 async function measureInProcess<T>(ask: Ask): Promise<T> {
@@ -127,7 +127,7 @@ async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<See
   return seen;
 }
 
-/** Leaves out the ways that need an sshd, if none could be started. */
+/** Returns the ways that can run: without an sshd, only `farhand` and `spawn`. */
 const reachable = ({ targets }: CommandsBench, ways: WayName[]): WayName[] =>
   ways.filter((way) => targets.ssh || way === 'farhand' || way === 'spawn');
 

@@ -60,7 +60,7 @@ interface Side {
   copy: string;
 }
 
-/** The values of all rounds, by measurement and side. */
+/** The values of all rounds, by measurement and by side: "now", "before" or "before again". */
 type Results = Map<string, Map<SideName, number[]>>;
 
 async function main(folder: string): Promise<void> {

@@ -69,7 +69,8 @@ export function partsOf<Part extends string>(only: string, parts: Record<Part, u
 }
 
 /**
- * Runs every way in turn, `runs` times. Returns the results by way. A way that fails is reported, and then left out.
+ * Calls `once` in `runs` rounds for each of the compared ways: programs, or ways to run a command. Returns the results
+ * by way. A way that fails is reported, and then left out.
  */
 export async function inTurns<Way extends string | CopyProgram, T>(
   { runs, table }: { runs: number; table: Table },

@@ -1,4 +1,4 @@
-// Measures the core figures: a command beside a local spawn, a list beside bare koa, and the cost of idle programs.
+// Measures a command compared with a local spawn, a list compared with bare koa, and the cost of idle programs.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync } from 'node:fs';

@@ -421,8 +421,8 @@ describe('writeArchive', () => {
     try {
       await once(child.stdout, 'data');
       const started = performance.now();
-      // Uploads for 2 s. If no entry has met the symlink by then, goes on until one has, for at most 20 s: without such
-      // an entry the test would prove nothing.
+      // Uploads for at least 2 s, and for up to 20 s until an entry has met the symlink. Without such an entry the test
+      // would prove nothing.
       const enough = (): boolean =>
         performance.now() - started > (codes.has('not_a_directory') ? 2_000 : 20_000);
       while (!enough()) {

@@ -791,8 +791,8 @@ test('a slow follower gets every byte of a fast process, through a window much s
   const events = start('cat bytes');
   const slow: AsyncIterator<Answer> = {
     async next() {
-      // Takes a few milliseconds. In this time, a command that does not wait for its follower would write beyond the
-      // window.
+      // This read takes a few milliseconds. In this time, a command that does not wait for its follower would write
+      // beyond the window.
       await readFile(join(home, 'bytes'));
       return events.next();
     },
@@ -965,7 +965,7 @@ test('pipes are reused only when no process can have them open', async () => {
 
 test('a pipe that a process has left open for reading, or opens later for writing, is not used again', async () => {
   await open({ drainMs: 100 });
-  // The processes of both tests end when this file is removed.
+  // The background processes of the first two commands run until this file is removed.
   await writeFile(join(home, 'go'), '');
   const read = 'while [ -e go ]; do read -r line && echo $line; done';
   await run(`(${read}) </dev/stdout >stolen 2>&1 & sleep 0.1`);

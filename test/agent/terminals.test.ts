@@ -168,7 +168,7 @@ test('the login shell of the user starts without a program, with a terminal’s 
   const id = newId('session');
   await bench.open({ program: '', env: { HOME: bench.home, TERM: 'vt100' } }, id).started();
   const viewer = bench.attach(id);
-  // What is typed differs from the expected output, so the terminal's echo does not match.
+  // The typed text differs from the expected output, so its echo does not match.
   viewer.type('echo "<$TERM|$COLORTERM|$LANG|$-|$0|$(tty)>" | sed s/^/OUT:/\n');
   await viewer.sees(/OUT:<vt100\|truecolor\|C\.UTF-8\|\w*m\w*\|-?\S+\|\/dev\/pts\/\d+>/);
   viewer.type('cat <<< a"b"c > /dev/tty && jobs && exit\n');
@@ -392,8 +392,8 @@ test.skipIf(process.getuid?.() !== 0)(
     await viewer.sees(/pts.\d+\r/);
     const [path = ''] = /\/dev\/pts\/\d+/.exec(viewer.text()) ?? [];
     const seconds = unusual();
-    // A new instance of devpts, the file system of terminals, counts its terminals from 0. So the last program has the
-    // same path.
+    // A new instance of devpts, the file system of terminals, counts its terminals from 0. So the terminal of the last
+    // program has the path `path`.
     const script = `mount -t devpts -o newinstance,ptmxmode=0666 devpts /dev/pts
       mount --bind /dev/pts/ptmx /dev/ptmx
       for n in $(seq 0 ${path.replace('/dev/pts/', '')}); do script -qfc 'exec sleep ${seconds}' /dev/null & done
@@ -478,7 +478,8 @@ test('each echo has the count of received input, and the count continues after a
   first.type('go\n');
   await first.sees(/go.*\n/);
   expect(first.input()).toEqual({ taken: 3, known: false });
-  // The terminal no longer echoes, so the agent reports the count of received bytes without output, once per 8 KiB.
+  // The terminal no longer echoes, so the agent reports the count of received bytes in separate messages, once per
+  // 8 KiB.
   first.type('x'.repeat(4 * 1024));
   first.type('x'.repeat(4 * 1024));
   await waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));

@@ -226,7 +226,7 @@ test.each(inParts(2))(
   },
 );
 
-/** For routes that need more than their schema says: other parameters, or a call before the request. */
+/** Returns what some routes need beyond their schema: other parameters, or a call before the request. */
 function placesOf({
   known,
   here,
@@ -302,8 +302,8 @@ test('the same requests succeed with the right key, and the machine gets their c
 });
 
 /**
- * The status of a stream of events is known when its head arrives. Then the test ends the stream, which has no end of
- * its own.
+ * Returns the status and error code of an answer. A stream of events does not end by itself, so the test aborts it when
+ * its head has arrived.
  */
 async function outcomeOf(scene: Scene, route: Route, params: Ask): Promise<[status: number, code: unknown]> {
   const enough = new AbortController();
@@ -386,7 +386,7 @@ interface Ring {
   open?: boolean;
 }
 
-/** Makes each call on its own connection, with messages as raw bytes instead of a client library. */
+/** Returns a function that makes a call on a connection of its own, with messages as raw bytes. */
 async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Received>> {
   const ca = credentials.createSsl(Buffer.from(await caOf(scene.system)));
   const options = { 'grpc.ssl_target_name_override': linkServerName, 'grpc.use_local_subchannel_pool': 1 };

@@ -341,8 +341,8 @@ test('a connection without a key may make 32 calls, and the 33rd ends it; with a
     session.once('remoteSettings', resolve),
   );
   expect(settings.maxConcurrentStreams).toBe(512);
-  // All calls are sent at once on a new connection. The key of the first call arrives before any message of another, so
-  // the limit of 32 calls without a key does not apply.
+  // All calls are sent at once on a new connection. The key of the first call arrives before any message of another
+  // call, so the limit of 32 calls without a key does not apply.
   const streams = await streamsOf(system);
   const command_id = `cmd_${'0'.repeat(22)}`;
   const refusals = Array.from({ length: 100 }, () => refusalOf(streams.followCommand({ command_id })));

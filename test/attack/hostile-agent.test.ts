@@ -77,7 +77,7 @@ test('an answer to a call of another machine or to an old call is ignored', asyn
   const { call_id } = await victim.next('call');
   hostile.send({ reply: { call_id, messages: whole(hostile, 'forged') } });
   hostile.send({ reply: { call_id, error: { code: 'file_not_found', message: 'forged' } } });
-  // The broker handles messages of a stream in order. So after this answer it has handled the forged ones.
+  // The broker handles messages of a stream in order. So after this answer it has handled the forged messages.
   const own = system.call('GET', content(hostile));
   hostile.send({ reply: { call_id: (await hostile.next('call')).call_id, messages: whole(hostile, 'own') } });
   expect((await own).body.data.content).toBe('own');

@@ -197,7 +197,7 @@ def replaceable(path, opening, overwrite):
 
 
 def received(requests, file):
-    """Writes all chunks. Returns the commit only after the end of the stream, because it does not count before."""
+    """Writes all chunks. Returns the commit after the end of the stream. Before that, a commit does not count."""
     commit, digest = None, hashlib.sha256()
     for request in requests:
         if commit or not request.WhichOneof('part') in ('chunk', 'commit'):

@@ -77,7 +77,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const pair = ['--tls-cert', '/root/x.pem', '--tls-key', '/root/x.pem'];
     const unread = await broker('install', '--http', '0.0.0.0:8420', ...pair);
     expect(unread.stderr).toContain('farhand-broker, must be able to read the certificate and its key');
-    // If an installation fails, a directory that existed before it, such as one from `cluster join`, belongs to its
+    // After a failed installation, a directory that already existed, such as one from `cluster join`, belongs to its
     // earlier owner again.
     const data = '/var/lib/farhand-broker';
     await box.run('install', '-D', '-m', '600', '/dev/null', `${data}/directory-id`);

@@ -44,7 +44,8 @@ test('an idle process releases unused memory, sooner than V8 would', async () =>
 
 /** Starts a process that allocates 1.5 GiB while it accepts connections. Returns its number of collections. */
 async function collectionsWith(connections: number): Promise<number> {
-  // With this clock, each turn of the event loop counts as the second after which the connections are counted.
+  // Each timer of this clock fires in the next turn of the event loop. So connections are counted in every turn, not
+  // every second.
   const program = `
     import { constants, PerformanceObserver } from 'node:perf_hooks';
     import { setImmediate as nextTurn } from 'node:timers/promises';

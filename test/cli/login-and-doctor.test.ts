@@ -95,7 +95,7 @@ describe('farhand login', () => {
     });
     const other = await farhand('whoami', [], { env: { FARHAND_API_KEY: limited.key } });
     expect(other.out).toMatch(/^scopes +machines:read$/m);
-    // Other users must not read the key, for example after a backup was restored with its umask.
+    // The command warns if other users may read the key, for example because a restored backup has another mode.
     chmodSync(join(folder, 'config.json'), 0o640);
     expect((await farhand('whoami')).err).toBe(
       `farhand: other users may read the API key: run chmod 600 ${folder}/config.json\n`,

@@ -1,3 +1,4 @@
+// Two brokers on one database: requests over REST, WebSocket and gRPC to the broker that does not own the machine.
 import { expect, onTestFinished, test } from 'vitest';
 import { WebSocket } from 'ws';
 import { shared } from '../close-after-tests.ts';

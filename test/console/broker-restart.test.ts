@@ -1,5 +1,5 @@
-// Kills the broker with kill -9 and starts it again while each page is open. The page reports that, recovers by itself,
-// and displays nothing twice.
+// Kills the broker with kill -9 and starts it again while each page is open. The page reports the lost connection,
+// recovers by itself, and displays nothing twice.
 import { once } from 'node:events';
 import { expect, inject } from 'vitest';
 import type { TestSystem } from '../start-farhand.ts';

@@ -73,7 +73,7 @@ test('schedules run as soon as a clock is corrected that was hours ahead when th
   expect(await fates(none.id)).toEqual([...passed, right, ...ahead]);
   expect(await fates(last.id)).toEqual([...passed, right, '21:00 catch_up completed', ...ahead]);
   expect(await fates(made.id)).toEqual([right, ahead.at(-1)]);
-  // A restarted broker knows only from the rows of the runs which due times were already handled.
+  // A restarted broker reads from the rows of runs which due times are already handled.
   await down();
   clock.set(at('12:08:30'));
   await up();

@@ -1,5 +1,5 @@
-// What one of several brokers does for all, such as sending deliveries and evaluating rules about keys, and what they
-// count together.
+// Work that one of several brokers does for all of them, such as sending deliveries and evaluating rules about keys.
+// Also the rate limit that the brokers share.
 import { expect, test } from 'vitest';
 import { soon as times } from '../alerts-fixture.ts';
 import { shared } from '../close-after-tests.ts';

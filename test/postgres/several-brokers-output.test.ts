@@ -99,8 +99,8 @@ withPostgres('output of a command that ended at another broker', () => {
     await move();
     const stored = (system: typeof one) => readdirSync(join(system.dataDir, 'output'));
     await run(two, long.command);
-    // The limit of 4 MiB applies to each broker. The outputs of both together exceed it, but those of neither broker
-    // alone do.
+    // The limit of 4 MiB applies to each broker. The outputs of both brokers together exceed it, but each broker's own
+    // outputs do not.
     expect(stored(one)).toEqual([old]);
     const last = await run(two, long.command);
     await soon(() => stored(two)).toEqual([last]);

@@ -34,8 +34,8 @@ export async function measureLoads({ tab, figures }: ConsoleBench): Promise<void
     1_000;
   figures.line(`requests: ${[...requests.values()].map(({ path }) => path).join(' ')}`);
   figures.most('first load of Machines: requests', requests.size, 6, 'requests');
-  figures.most('the same: script', kilobytes('Script'), 60, 'KB');
-  figures.most('the same: style', kilobytes('Stylesheet'), 10, 'KB');
+  figures.most('first load of Machines: scripts', kilobytes('Script'), 60, 'KB');
+  figures.most('first load of Machines: style sheets', kilobytes('Stylesheet'), 10, 'KB');
   const assets = join(consoleFolder, 'assets');
   const all = readdirSync(assets).filter((name) => name.endsWith('.js.gz'));
   const sum = all.reduce((bytes, name) => bytes + statSync(join(assets, name)).size, 0) / 1_000;
@@ -77,7 +77,7 @@ export async function measureBrokerMemory(
   await sleep(restMs);
   const before = brokers.map((one) => one.memory());
   const tab = await newTab();
-  /** The API requests of each page. They are repeated later, those of one page at the same time. */
+  /** API requests by page. The second broker gets them later, all requests of a page at the same time. */
   const asked: string[][] = [];
   tab.page.on('request', (request) => {
     const { pathname, search } = new URL(request.url());

@@ -120,7 +120,7 @@ export async function startStalled(url: URL, key: string): Promise<Socket[]> {
   return sockets;
 }
 
-/** Returns a function that prints by how much the private memory of each program has grown since this call. */
+/** Returns a function that returns, as text, how much private memory each program has gained since this call. */
 export function privateMemory(programs: Running[]): () => string {
   const before = programs.map(({ pid }) => privateMebibytes(pid));
   return () => {

@@ -22,7 +22,7 @@ type Columns = Record<string, string>;
  * table.
  */
 const id = (prefix: string): string => `'${prefix}_' || printf('%022d', (n * 2654435761) % 4294967291)`;
-/** Of this number of successive commands, every tenth belongs to the same batch. So a batch has a hundred commands. */
+/** In each block of this many successive commands, every tenth belongs to one batch: a hundred commands a batch. */
 const rowsOfBatch = 1_000;
 const batchOf = (n: string): string => `'batch_' || printf('%022d', ${n})`;
 const json = (text: string): string => `'${text.replaceAll("'", "''")}'`;

@@ -64,10 +64,7 @@ export class FleetOfAgents {
     return fleet;
   }
 
-  /**
-   * Waits until this number of agents is linked, and the fleet has got at least this number of welcomes in addition to
-   * the `welcomesBefore` earlier ones.
-   */
+  /** Waits until `agents` agents are linked, and at least as many welcomes have followed the first `welcomesBefore`. */
   async linked(agents: number, seconds: number, welcomesBefore = 0): Promise<void> {
     const end = performance.now() + seconds * 1000;
     while (this.counts().linked < agents || this.counts().welcomes < welcomesBefore + agents) {

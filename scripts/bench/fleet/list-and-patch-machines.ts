@@ -1,4 +1,4 @@
-// Measures lists and changes of machines: GET /machines beside bare koa and router, and PATCH of one machine.
+// Measures lists and changes of machines: GET /machines compared with bare koa and router, and PATCH of one machine.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { rounded } from '../compare-programs-in-turns.ts';

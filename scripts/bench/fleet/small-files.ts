@@ -1,4 +1,4 @@
-// Measures many small files that are read at once from one real machine, beside sftp on one open connection.
+// Compares the time to read many small files at once from one real machine with that of sftp on one open connection.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
