@@ -63,6 +63,7 @@ const tables = [
 
 /** Maximum number of removed machines whose names are in memory. */
 const mostRemovedNames = 1_000;
+const lastRemovals = `SELECT * FROM events WHERE type = 'machine.removed' ORDER BY seq DESC LIMIT ${mostRemovedNames}`;
 /** Number of rows that a stream reads at a time, which limits the memory for a slow client. */
 const batch = 100;
 
@@ -103,7 +104,10 @@ export class Events {
    */
   static async open(history: History, keepMs: number, isShared = false): Promise<Events> {
     const options = { keepMs, findBy: ['id', 'machine_id', 'type'] };
-    return new Events(history, await OrderedTable.open(history, counted, tables, options), isShared);
+    const events = new Events(history, await OrderedTable.open(history, counted, tables, options), isShared);
+    const removals = await history.all(lastRemovals);
+    for (const row of removals.reverse()) events.#noteRemoval(eventOf(row));
+    return events;
   }
 
   readonly handlers: Handlers['events'] = {
@@ -196,6 +200,8 @@ export class Events {
 
   async #insert({ event, machine_id }: EventEntry, transaction: HistoryTransaction): Promise<void> {
     const { id, type, data } = event;
+    // The event may be from before a restart, written to the outbox and not yet to the table.
+    this.#noteRemoval(event);
     const created_at = Date.parse(event.timestamp);
     const row = { id, type, created_at, machine_id, data: JSON.stringify(data) };
     const records = this.#recorders.map((record) => record(event, machine_id));

@@ -209,19 +209,19 @@ async function createNouns(
   const records = await ScheduleRecords.open(stores, keepMs);
   const commandServices = { ...stores, mayRun: mayRun(state), ended: records.ended };
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
-  const commands = await createCommands(commandServices, output, log);
-  closers.push(() => commands.close());
   const inventories = await Inventories.open(stores, log);
-  const sessionServices = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
-  const sessions = await Sessions.open(sessionServices, { keepMs, publicUrl }, log);
   // The outbox may have changes of an earlier broker process that the history lacks. They must reach the history
-  // before any schedule runs.
+  // before a command ends or a schedule runs.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
       log.error({ err: error }, 'changes in state.json could not be written to history.db; trying again');
       throw error;
     }),
   );
+  const commands = await createCommands(commandServices, output, log);
+  closers.push(() => commands.close());
+  const sessionServices = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
+  const sessions = await Sessions.open(sessionServices, { keepMs, publicUrl }, log);
   const schedules = await Schedules.open(
     {
       ...{ ...commandServices, commands, records, rightsOf: rightsIn(state) },

@@ -92,6 +92,21 @@ describe('while history cannot be written', () => {
       }),
     );
   });
+
+  test('the command of a machine that was removed before a restart of the broker fails with the name of the machine', async () => {
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent({ name: 'gone' });
+    await system.client.commands.create({ machine_id, command: 'sleep 600', wait: 0 });
+    const release = lockHistory(system);
+    await system.client.machines.remove({ machine_id });
+    await system.broker.close();
+    release();
+    const { client } = await startFarhand({ dataDir: system.dataDir });
+    const failures = async () => (await client.events.list({ type: 'command.failed' })).items;
+    await waitFor(async () =>
+      expect((await failures()).map(({ data }) => data.machine_name)).toEqual(['gone']),
+    );
+  });
 });
 
 test('a machine that goes offline while history cannot be written has its event within seconds after the failure has ended', async () => {
