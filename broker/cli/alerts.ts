@@ -31,7 +31,7 @@ const flags = {
   '--above <value>': 'value above which an alert opens: percent, or the load average',
   '--recover <value>': 'value at which the alert resolves (default: 90 % of --above)',
   '--mount <path>':
-    'mount point to watch with the kind disk, or "*" for the fullest file system, except those on file servers (default: /)',
+    'mount point to watch with the kind disk, or "*" for the fullest file system that is not on a file server (default: /)',
   '--for <duration>':
     'how long the condition must last before an alert opens (default: 5m for the kinds offline, cpu, memory, disk and load; 0s for all others)',
   '--before <duration>': 'open the alert this long before the certificate or key expires (default: 14d)',

@@ -130,8 +130,8 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
 }
 
 /**
- * Throws unless the directory contains a broker's data, or is new and `mayCreate` is set. A mistyped path
- * must not become a data directory.
+ * Throws if the directory contains no broker's data. If `mayCreate` is set, a new directory is accepted. A mistyped
+ * path must not become a data directory.
  */
 function assertData(dataDir: string, mayCreate: boolean): void {
   // A broker with a database keeps its state in the database, not in the data directory.
@@ -139,7 +139,7 @@ function assertData(dataDir: string, mayCreate: boolean): void {
   if (existsSync(join(dataDir, file))) return;
   if (existsSync(join(dataDir, 'authority.json')))
     throw new StartError(
-      `${dataDir} has no state.json. If its broker uses a database, start that broker, or set FARHAND_DATABASE_URL while no broker runs. If it uses no database, start the broker: it prints how to recover state.json`,
+      `${dataDir} has no state.json. If its broker uses a database, start that broker, or set FARHAND_DATABASE_URL and run this command again. Otherwise start the broker: it prints how to recover state.json`,
     );
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
   if (!mayCreate || !isNew)

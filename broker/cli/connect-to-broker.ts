@@ -69,7 +69,7 @@ export async function withBroker<T>(place: Where, use: (client: Farhand) => Prom
   if (url && apiKey) return withUrl({ ...place, url }, use);
   if (url)
     throw new StartError(
-      `there is no API key for ${url}: set FARHAND_API_KEY, run farhand login ${url} and unset FARHAND_URL, or pass --data-dir DIR on the broker’s machine`,
+      `there is no API key for ${url}: set FARHAND_API_KEY, run farhand login ${url}, or pass --data-dir DIR on the broker’s machine`,
     );
   throw new StartError(
     'no broker is configured: run farhand login URL, set FARHAND_URL and FARHAND_API_KEY, or pass --data-dir DIR on the broker’s machine',

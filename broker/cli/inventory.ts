@@ -156,5 +156,5 @@ function ansibleOf(items: readonly Listed[]): object {
   return { all: { hosts, children } };
 }
 
-/** Removes braces, because Ansible runs templates in braces and these texts come from machines. */
+/** Replaces braces by underscores, because Ansible runs templates in braces and these texts come from machines. */
 const withoutTemplates = (text: string): string => text.replaceAll(/[{}]/g, '_');

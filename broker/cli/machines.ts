@@ -45,7 +45,7 @@ export function addMachines(program: Command): void {
   });
   routeVerb(machines, 'get', 'machines', 'get');
   routeVerb(machines, 'statuses', 'machines', 'statuses', {
-    about: 'list machines with CPU, memory and disk in use',
+    about: 'list machines with their CPU, memory and disk usage',
     examples: ['--sort -cpu --limit 10', '--tags web'],
     flags: {
       ...selection,

@@ -14,7 +14,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter: write NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; add ? after NAME if it is optional, and =VALUE at the end for the value to use if a caller gives none',
+    'parameter: NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; ? after NAME makes it optional, =DEFAULT at the end sets its default',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',
@@ -99,7 +99,7 @@ function addRun(saved: Command): void {
       '--queue-for <duration>': 'wait up to this long for a machine that is offline or busy',
       '--concurrency <count>': 'run on at most COUNT machines at once',
       '--max-failures <number>':
-        'after more than NUMBER failures, start on no further machine (default: no limit)',
+        'after more than NUMBER failures, do not start on the remaining machines (default: no limit)',
       '--detach': 'print the id of the batch, and do not wait for its end',
     },
     notes:

@@ -87,8 +87,8 @@ export function addSchedules(program: Command): void {
     input: ({ clear, ...given }) => ({ ...inputOf(given), ...clearedBy(clear) }),
   });
   for (const [name, about] of [
-    ['enable', 'run a schedule at its times, or when its path changes'],
-    ['disable', 'stop a schedule, so that it runs only by hand'],
+    ['enable', 'enable a schedule: it runs by cron, or when its path changes'],
+    ['disable', 'disable a schedule: it runs only by farhand schedules run'],
   ] as const)
     routeVerb(schedules, name, 'schedules', 'update', {
       about,
@@ -140,7 +140,7 @@ function addRuns(schedules: Command): void {
     examples: ["'0 9 * * mon-fri'"],
     flags: {
       '--timezone <zone>': 'time zone of the expression (default: UTC)',
-      '--count <count>': 'number of times to print (default: 5)',
+      '--count <count>': 'number of start times to print (default: 5)',
     },
     text: ({ description, timezone, next_runs }) => [`${description} (${timezone})`, ...next_runs],
   });

@@ -162,8 +162,8 @@ async function followUpgrade(client: Farhand, upgrade: Upgrade): Promise<Upgrade
       if (now.finished_at !== null) return now;
       await sleep(pollMs, stopping.signal);
       if (stopping.signal.aborted) {
-        const advice = `farhand upgrades get ${upgrade_id}, or farhand upgrades cancel ${upgrade_id}`;
-        throw new Exit(code, `the upgrade goes on; see ${advice}`);
+        const advice = `farhand upgrades get ${upgrade_id} prints it, farhand upgrades cancel ${upgrade_id} cancels it`;
+        throw new Exit(code, `the upgrade goes on; ${advice}`);
       }
     }
   } finally {

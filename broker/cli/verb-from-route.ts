@@ -50,8 +50,8 @@ export const since = { '--since <time>': 'only items since this time: a date, or
 export const latest = { '--limit <count>': 'print at most COUNT items, the latest first (default: 50)' };
 
 /**
- * Adds a verb that calls one route. The ids in the route's path become its first arguments. `words`: the verb's name,
- * and further arguments.
+ * Adds a verb that calls one route. The verb's first arguments are the ids in the route's path. `words`: the verb's
+ * name, and further arguments.
  */
 export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   parent: Command,
@@ -97,7 +97,7 @@ function helpTexts({ method }: Route, flags: Flags = {}): Flags {
   return Object.fromEntries(Object.entries(flags).map(withoutDefault));
 }
 
-/** Returns `enabled` for a request from --enable and --disable. Throws UsageError if both are given. */
+/** Converts --enable and --disable to a request's field `enabled`. Throws UsageError if both are given. */
 export function enabledOf({ enable, disable }: Item): { enabled?: boolean } {
   if (enable && disable) throw new UsageError('use either --enable or --disable');
   return enable || disable ? { enabled: Boolean(enable) } : {};
@@ -209,7 +209,8 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
 }
 
 /**
- * Prints a list as a table of the fields in `view`, an item as a record of all its fields, or either as JSON.
+ * Prints JSON or text: a list as a table, an item as a record. The text contains the fields in `view`, or by default
+ * those of fieldsOf().
  */
 export const printView = <T>(
   client: Farhand,

@@ -18,7 +18,7 @@ export const flags = {
   '--detach': 'print the id of the command, and do not wait for its end',
   '--concurrency <count>': 'run on at most COUNT machines at once',
   '--max-failures <number>':
-    'after more than NUMBER failures, start on no further machine (default: no limit)',
+    'after more than NUMBER failures, do not start on the remaining machines (default: no limit)',
 } as const;
 export type ExecOptions = Options<typeof flags>;
 export type Params = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;

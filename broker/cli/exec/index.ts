@@ -12,10 +12,10 @@ import { hasInput, sendInput } from './send-stdin.ts';
 
 const notes = `
 One word after -- is a line for the shell; several words are a program and its arguments.
-Output is printed as it comes. On one machine, standard input is sent if it is not a terminal or /dev/null, or
-with -i. Ctrl-C cancels the command and its child processes; a second Ctrl-C exits immediately.
+Output is printed as it comes. On one machine, standard input is sent from a pipe or file, with -i also from a terminal.
+Ctrl-C cancels the command and its child processes; a second Ctrl-C exits immediately.
 Exit codes: that of the command, 128 + n for signal n, 124 after --timeout, 130 after Ctrl-C, 1 if it did not run
-or its outcome is unknown. With several machines the exit code is 0 or 1, and input (-i) is text of at most 48 KiB.`;
+or its outcome is unknown. With several machines the exit code is 0, 1 or 130; input (-i) is text of at most 48 KiB.`;
 
 export function addExec(program: Command): void {
   const spec = {

@@ -253,7 +253,7 @@ function addAttributes(files: Command): void {
     change(client, texts, { mode }, options),
   );
   const owners = {
-    about: 'change the owner of files, the group, or both',
+    about: 'change the owner of files, their group, or both',
     examples: [
       'farhand files chown www-data:www-data web-1:/srv/a',
       'farhand files chown :www-data web-1:/srv/a',

@@ -67,8 +67,8 @@ interface Later {
 }
 
 /**
- * Extracts an archive to a new directory, completely or not at all. Writes nothing outside `directory`,
- * follows no link, and sets only plain permissions.
+ * Extracts an archive to a new directory, completely or not at all. No entry is written outside that directory. Links
+ * are not followed, and setuid, setgid and sticky bits are not set.
  */
 export async function extractNew(chunks: AsyncIterable<Buffer>, directory: string): Promise<void> {
   if (await lstat(directory).catch(() => undefined))

@@ -52,11 +52,11 @@ export function assertDistinct(sources: string[], to: string, toDirectory: boole
   const twice = names.find((name, at) => names.indexOf(name) < at);
   if (twice !== undefined)
     throw new UsageError(
-      `several sources are named ${twice}, so one would replace the other; copy them one by one`,
+      `several sources are named ${twice}, so one would replace the other; copy each to its own path`,
     );
 }
 
-/** Returns the last component of a path. Throws if it is not a file name, such as `..` or `~`. */
+/** Returns the last component of a path. Throws if it is empty, `.`, `..` or `~`. */
 export function nameOf(path: string): string {
   const name = posix.basename(path);
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
