@@ -70,7 +70,7 @@ function confirmed(loginId: string): Promise<boolean> {
 /** Creates a client that sends an API key that was just entered. The broker then ignores the cookie of a login. */
 export const clientWithKey = (apiKey: string): Farhand => new Farhand({ baseUrl: location.origin, apiKey });
 export const client = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole });
-/** A client that does not repeat the request of a stream, so that the page soon reports that the broker is away. */
+/** A client for streams. It does not retry, so that the page soon reports that the broker does not answer. */
 export const streams = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole, retries: 0 });
 
 /** Creates a client that also reports the ETag of each answer, which the SDK's results do not contain. */

@@ -19,6 +19,6 @@ export function storeText(name: 'theme' | 'columns', text: string | undefined): 
     if (text === undefined) localStorage.removeItem(`farhand-${name}`);
     else localStorage.setItem(`farhand-${name}`, text);
   } catch {
-    // This browser allows no storage. The choice works until the page is closed, and is lost then.
+    // This browser forbids storage.
   }
 }

@@ -1,4 +1,4 @@
-// The login of this page: by API key or by a link with a ticket, logout, and the rights of the key.
+// Logs in with an API key or with the ticket in a link, logs out, and checks the rights of the key.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
 import { client, clientWithKey, loginEnded } from './api-client.ts';
@@ -12,7 +12,7 @@ export const me = signal<Me | null | undefined>(undefined);
 /** Delay, in milliseconds, of the request for the list of brokers. Meanwhile the first page is loaded. */
 const othersMs = 2_000;
 
-/** True if the broker shares its database with others. False while this is unknown, or if the key lacks admin. */
+/** True if other brokers share the broker's database. False while this is unknown, or if the key lacks admin. */
 export const hasOthers = signal(false);
 
 /**

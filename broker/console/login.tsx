@@ -13,7 +13,9 @@ const isSafariOverHttp = (): boolean =>
 function refuse(error: unknown): never {
   // The broker's messages are for programs that send the key in a header. Users of this page get another text.
   const isUnknown = error instanceof FarhandError && error.code === 'unauthorized';
-  throw isUnknown ? new Error('The broker does not know this key, or it was revoked or has expired.') : error;
+  throw isUnknown
+    ? new Error('The broker does not know this key, or the key was revoked or has expired.')
+    : error;
 }
 
 export function Logo({ size }: { size: number }) {

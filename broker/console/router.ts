@@ -27,8 +27,8 @@ let guard: Guard | undefined;
 let displayed = location.pathname + location.search;
 
 /**
- * Calls `ask` before another page is opened, for example while a text is not saved. The page is opened only when `ask`
- * calls its argument. Call the returned function to end this.
+ * Makes `ask` decide whether the user may leave the page, for example while a text is not saved. Another page is opened
+ * when `ask` calls its argument. Call the returned function to remove this guard.
  */
 export function guardLeaving(ask: Guard): () => void {
   guard = ask;
@@ -95,8 +95,8 @@ export function setQuery(changes: Record<string, string>, { push = false } = {})
 }
 
 /**
- * Reads a choice from a parameter of the query, and returns it with a function that changes it. The first option is the
- * default, which the URL leaves out.
+ * Reads a choice from a parameter of the query, and returns it with a function that changes it. If the parameter
+ * is missing, the choice is `byDefault`.
  */
 export function choiceIn<T extends string>(
   name: string,

@@ -23,7 +23,7 @@ const choices = [
   ['saved', 'Saved command'],
 ] as const;
 
-/** Loads all saved commands once `wanted` is true. Returns undefined until then, and if the key may not read them. */
+/** Loads all saved commands if `wanted` is true. Returns undefined while they load, or if the key may not read them. */
 export function useSavedCommands(wanted: boolean): readonly SavedCommand[] | undefined {
   const isNeeded = wanted && may('commands:read');
   const { data } = useData(

@@ -168,7 +168,7 @@ function Editor(props: EditorProps) {
             <kbd>Ctrl S</kbd>
           </button>
         ) : (
-          <span class="muted">only for reading</span>
+          <span class="muted">read-only</span>
         )}
       </div>
       {theirs && (

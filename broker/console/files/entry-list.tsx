@@ -24,7 +24,7 @@ interface EntryListProps {
 
 type Action = 'rename' | 'transfer' | 'permissions' | 'remove';
 
-/** The entries that are selected. The selection is empty after a change of the folder. */
+/** The selected entries. A change of the folder clears the selection. */
 function useChosen(files: readonly FileEntry[], folder: string) {
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const clear = (): void => setChosen(new Set());

@@ -190,7 +190,7 @@ function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarP
   );
 }
 
-/** The path as links. The button beside them turns it into a text field. */
+/** The path as links, with a button that turns the path into a text field. */
 function PathBar({ path }: { path: string }) {
   const [typed, setTyped] = useState<string | undefined>(undefined);
   const field = useRef<HTMLInputElement>(null);
@@ -248,7 +248,7 @@ interface SendingProps {
 /** Returns the first part of a chosen path: the name of the file, or of the dropped folder that contains it. */
 const topOf = ({ path }: Chosen): string => path.split('/', 1)[0] ?? '';
 
-/** Starts uploads. Asks first if one of them would replace an entry of the list. */
+/** Starts uploads. If one of them would replace an entry of the list, asks for confirmation first. */
 function Sending({ machine, listing, files, close }: SendingProps) {
   const there = new Set(listing.files.map(({ name }) => name));
   const replaced = new Set(files.map(topOf).filter((name) => there.has(name)));
@@ -268,7 +268,7 @@ function Sending({ machine, listing, files, close }: SendingProps) {
       onClose={close}
       run={() => Promise.resolve(start())}
     >
-      <p>These exist already. In folders, only files with the same names are replaced:</p>
+      <p>In folders, only files with the same names are replaced. These exist already:</p>
       <Names names={names} />
     </Confirm>
   );

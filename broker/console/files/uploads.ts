@@ -121,7 +121,7 @@ function listAgain(): void {
   }
 }
 
-/** Sends a file. XMLHttpRequest is used because only it reports the progress of a body. */
+/** Sends a file with XMLHttpRequest, because fetch() does not report the progress of an upload. */
 function send(upload: Upload): void {
   const { machine, path, file, replace } = upload;
   const request = new XMLHttpRequest();

@@ -83,7 +83,7 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
     >
       <TextField label="Name" {...bind('name')} placeholder="deploy" required autoFocus />
       <fieldset class="field">
-        <legend>It may</legend>
+        <legend>The key may</legend>
         <CheckFields options={allScopes.map((scope) => [scope, scopeTexts[scope]])} {...bind('scopes')} />
       </fieldset>
       <LimitsFields {...bind('limits')} />

@@ -49,7 +49,9 @@ export function MachineSchedules({ machine }: { machine: string }) {
       when={isNews}
       empty={
         <Empty icon={icons.schedules} title="Nothing is scheduled on this machine">
-          <p>A schedule runs a command here by a cron expression, and stores the result of each run.</p>
+          <p>
+            A schedule runs a command at set times or when a path changes, and stores the result of each run.
+          </p>
           {newButton}
         </Empty>
       }

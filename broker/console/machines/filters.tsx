@@ -122,7 +122,7 @@ function ColumnChoice() {
               change={chooseColumns}
             />
           </div>
-          <p class="hint">This browser remembers them.</p>
+          <p class="hint">This browser stores the choice.</p>
           <footer>
             <button type="button" disabled={!isChosen.value} onClick={() => chooseColumns(undefined)}>
               Choose by window width

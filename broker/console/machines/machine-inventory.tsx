@@ -123,7 +123,7 @@ function Disks({ disks }: { disks: Inventory['disks'] }) {
       <dl class="facts">
         {disks.map(({ name, size_bytes, model, rotational }) => (
           <Fact key={name} name={name}>
-            {[bytesText(size_bytes), model, rotational ? 'rotates' : ''].filter(Boolean).join(', ')}
+            {[bytesText(size_bytes), model, rotational ? 'rotational' : ''].filter(Boolean).join(', ')}
           </Fact>
         ))}
       </dl>
@@ -153,7 +153,7 @@ interface PartProps<T> {
   title: string;
   items: readonly T[];
   columns: readonly Column<T>[];
-  /** Text in place of an empty list. Without it, the part is left out if its list is empty. */
+  /** Text in place of an empty list. By default, a part with an empty list is left out. */
   none?: string;
   /** The number in the title; by default that of the items. */
   count?: number;

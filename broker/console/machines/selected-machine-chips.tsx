@@ -1,4 +1,4 @@
-// The machines chosen for a command, as chips. A button on each chip deselects the machine.
+// The chosen machines as chips. A button on each chip deselects its machine.
 import { Icon } from '../parts/icon.tsx';
 import { close, machines as machinesIcon } from '../parts/icons.ts';
 import { nameOf } from './names.tsx';

@@ -1,4 +1,4 @@
-// The machines that the user has selected to run a command on.
+// The machines that the user has selected for a command or an upgrade.
 import { signal } from '@preact/signals';
 import { client } from '../api-client.ts';
 import { learnNames } from './names.tsx';

@@ -1,4 +1,4 @@
-// Fields that choose the machines of an action: the selected machines, or all machines with some tags.
+// Fields in which the user chooses the machines of an action, one by one or by tags.
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
@@ -20,11 +20,11 @@ interface TargetFieldsProps {
   set: (changes: Partial<Targets>) => void;
   /** A sentence that says which machines the tags select, and at what time. */
   hint: string;
-  /** A field that chooses one machine. Without it, the card has the selected machines, and a field to add more. */
+  /** A field for a single machine. By default, the card lists the selected machines, with a field to add more. */
   children?: ComponentChildren;
 }
 
-/** A card with the choice between the selected machines, and all machines with some tags. */
+/** A card in which the user chooses machines one by one, or by tags. */
 export function TargetFields({ draft: { by, tags }, set, hint, children }: TargetFieldsProps) {
   return (
     <section class="card">

@@ -111,7 +111,10 @@ function Actions({ channel, changed }: { channel: Channel; changed: () => void }
           go(to('/alerts/channels'));
         }}
       >
-        <p>This channel sends no alert any more. If rules name it, change or delete them first.</p>
+        <p>
+          The broker stops sending alerts to this channel. If rules name the channel, change or delete these
+          rules first.
+        </p>
       </DeleteButton>
       {editing && <ChannelForm channel={channel} close={() => setEditing(false)} saved={changed} />}
     </>

@@ -66,7 +66,7 @@ function NoAlerts({ status }: { status: (typeof views)[number][0] }) {
       <Empty icon={icons.alerts} title={`No alert is ${status === 'held' ? 'held back' : status}`}>
         <p>
           {status === 'held'
-            ? 'A maintenance window holds back the alerts about its machines until its end.'
+            ? 'A maintenance window holds back alerts about its machines until the window ends.'
             : 'Acknowledge an open alert to say that somebody works on it. Acknowledged alerts are not repeated.'}
         </p>
       </Empty>

@@ -37,7 +37,7 @@ export function Brokers() {
         {({ items }) =>
           items.length === 0 ? (
             <Empty icon={icons.brokers} title="This broker works alone">
-              <p>Several brokers on one PostgreSQL database are listed here.</p>
+              <p>Brokers that share one PostgreSQL database are listed here.</p>
             </Empty>
           ) : (
             <List label="Brokers" columns={columns} items={items} />

@@ -84,8 +84,8 @@ function NotFound({ name, isLimited }: { name: string; isLimited: boolean }) {
   return (
     <Empty icon={icons.inventory} title={`No machine has ${isLimited ? 'an older ' : ''}${name}`}>
       <p>
-        Only machines whose inventory was collected are searched. Names are those of the distribution, such as
-        libssl3.
+        Only machines whose inventory was collected are searched. Package names are those of the distribution,
+        such as libssl3.
       </p>
     </Empty>
   );

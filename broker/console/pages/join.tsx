@@ -129,8 +129,8 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
             <span>{token.install_missing}</span>
           </p>
           <p>
-            Install the agent on the machine, and start it with <code>{startOptions(token)}</code>. The file
-            token.txt contains this token:
+            Save the token below as token.txt on the machine. Then install the agent there, and start it with{' '}
+            <code>{startOptions(token)}</code>.
           </p>
           <OneLine text={token.token} />
         </>

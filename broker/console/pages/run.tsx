@@ -43,7 +43,7 @@ const nothing: Options = {
   input: false,
 };
 
-/** Returns a field's number; undefined if it is empty. Throws if it is not a whole number. */
+/** Returns the number in a field; undefined if the field is empty. Throws if the text is not a whole number. */
 function numberOf(text: string, name: string): number | undefined {
   if (text.trim() === '') return undefined;
   if (!/^\d+$/.test(text.trim())) throw new Error(`${name} must be a whole number`);

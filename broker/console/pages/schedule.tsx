@@ -179,7 +179,7 @@ function History({ schedule, withMachine }: { schedule: string; withMachine: boo
       when={({ data }) => data.schedule_id === schedule}
       empty={
         <Empty icon={icons.schedules} title="This schedule has not run yet">
-          <p>Each run appears here with its result and its output. “Run now” starts it at once.</p>
+          <p>Each run appears here with its result and its output. “Run now” starts a run at once.</p>
         </Empty>
       }
     >

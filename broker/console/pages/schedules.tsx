@@ -23,8 +23,8 @@ export function Schedules() {
         empty={
           <Empty icon={icons.schedules} title="Nothing is scheduled">
             <p>
-              A schedule runs a command by a cron expression or when a path changes, on a machine or on all
-              with some tags, and stores the result of each run.
+              A schedule runs a command at set times or when a path changes. It runs on one machine or on all
+              machines with certain tags, and stores the result of each run.
             </p>
             {newButton()}
           </Empty>

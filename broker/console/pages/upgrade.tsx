@@ -88,7 +88,7 @@ function Plan({ upgrade }: { upgrade: Upgrade }) {
       <p class="fact-row muted">
         <span>
           {wave} {wave.endsWith('%') ? 'of the machines' : 'machines'} a wave, {durationText(pause)} between
-          them
+          waves
         </span>
         <span>
           {max_failures === 0

@@ -104,7 +104,7 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
           go(to('/webhooks'));
         }}
       >
-        <p>Nothing is sent to {url} any more, and its deliveries are deleted.</p>
+        <p>The broker stops sending to {url}, and deletes the stored deliveries.</p>
       </DeleteButton>
       {open === 'missed' && <SendMissed webhook={id} close={close} changed={changed} />}
       {open === 'edit' && <WebhookForm webhook={webhook} close={close} saved={changed} />}

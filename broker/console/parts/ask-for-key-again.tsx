@@ -21,8 +21,8 @@ export function ConfirmLogin() {
         }}
       >
         <p class="muted">
-          This action needs your key again: anyone could use this open tab. You are not asked again for 15
-          minutes.
+          This action needs your key again, because anyone could use this open tab. You are not asked again
+          within the next 15 minutes.
         </p>
         <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
       </Form>

@@ -1,4 +1,4 @@
-// A button that shows only an icon. Screen readers read its label.
+// A button with an icon and no text. Screen readers read its label.
 import { Icon, type IconNodes } from './icon.tsx';
 
 interface IconButtonProps {

@@ -68,7 +68,7 @@ export function LongList<T extends { id: string }>({
 
 /**
  * Returns a function that updates the further pages of a list after its first page was loaded again. If new items have
- * pushed older ones off the first page, the function puts these in front of the further pages.
+ * pushed older items out of the first page, the function puts the older items in front of the further pages.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));
@@ -84,7 +84,7 @@ function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: List
   };
 }
 
-/** A column: its title, the content of its cells, their class, which the title has, too, and their tooltip. */
+/** A column: its title, the content of its cells, the CSS class of title and cells, and the tooltip of the cells. */
 export type Column<T> = readonly [
   title: ComponentChildren,
   cell: (item: T, index: number) => ComponentChildren,

@@ -200,7 +200,7 @@ interface DialogProps {
   children: ComponentChildren;
 }
 
-/** A dialog above the page. Escape or a click beside it closes it. */
+/** A dialog above the page. Escape or a click outside closes it. */
 export function Dialog({ title, onClose, children }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
   // The element that gets the focus back when the dialog closes. An effect would read it too late, because a field of

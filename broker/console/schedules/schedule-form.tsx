@@ -110,7 +110,7 @@ function WhenFields(form: Editing<Rules>) {
           {...bind('overlap')}
           options={[
             ['skip', trigger === 'cron' ? 'skip the run' : 'run once after it has ended'],
-            ['allow', 'run beside it'],
+            ['allow', 'run at the same time'],
           ]}
         />
         <CheckField label="A failed run emits an event for webhooks" {...bind('onFailure')} />
@@ -130,7 +130,7 @@ function TimeFields({ draft: { cron, timezone }, bind }: Editing<Rules>) {
           {...bind('catch_up')}
           options={[
             ['none', 'leave them out'],
-            ['last', 'run the last'],
+            ['last', 'run only the last'],
             ['all', 'run all'],
           ]}
         />
