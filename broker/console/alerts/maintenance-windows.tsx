@@ -36,7 +36,8 @@ export function WindowList() {
     <>
       <LongList
         read={(paging, signal) => client.maintenanceWindows.list({ ...paging }, { signal })}
-        inputs={[round]}
+        inputs={[]}
+        version={round}
         empty={
           <Empty icon={icons.maintenance} title="No maintenance is planned">
             <p>

@@ -40,7 +40,7 @@ export function AlertChannel({ params: { channel = '' } }: { params: Params }) {
               redeliver={(delivery_id) =>
                 client.alertChannels.redeliver({ channel_id: channel, delivery_id })
               }
-              inputs={[data]}
+              version={data}
               changed={reload}
               empty={
                 <Empty icon={icons.alerts} title="Nothing was sent yet">

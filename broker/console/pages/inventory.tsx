@@ -47,7 +47,8 @@ export function Inventory() {
           setUnsearched(without_inventory);
           return { ...page, items: items.map((item) => ({ ...item, id: item.machine_id })) };
         }}
-        inputs={[wanted, below, round]}
+        inputs={[wanted, below]}
+        version={round}
         empty={wanted ? <NotFound name={wanted} isLimited={below !== ''} /> : <NoMachines />}
       >
         {(items) => <List label="Inventories" columns={columnsOf(wanted)} items={items} />}

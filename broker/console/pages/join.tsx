@@ -199,7 +199,8 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
     <>
       <LongList
         read={(paging, signal) => client.joinTokens.list(paging, { signal })}
-        inputs={[round]}
+        inputs={[]}
+        version={round}
         when={({ type }) => type === 'machine.registered'}
         empty={null}
       >

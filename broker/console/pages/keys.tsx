@@ -26,7 +26,8 @@ export function Keys() {
     <Page title="API keys" actions={newButton}>
       <LongList
         read={(paging, signal) => client.keys.list({ sort: 'name', ...paging }, { signal })}
-        inputs={[round]}
+        inputs={[]}
+        version={round}
         empty={
           <Empty icon={icons.key} title="There is no key">
             <p>People and programs log in with a key. Create one for each.</p>

@@ -79,7 +79,8 @@ function Logins() {
       <h2>Logins</h2>
       <LongList
         read={(paging, signal) => client.logins.list(paging, { signal })}
-        inputs={[round]}
+        inputs={[]}
+        version={round}
         empty={<p class="muted">No browser is logged in.</p>}
       >
         {(items) => <List label="Logins" columns={columns} items={items} />}

@@ -49,7 +49,7 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
                 client.webhooks.deliveries({ webhook_id: webhook, ...paging }, { signal })
               }
               redeliver={(delivery_id) => client.webhooks.redeliver({ webhook_id: webhook, delivery_id })}
-              inputs={[data]}
+              version={data}
               changed={reload}
               empty={
                 <Empty icon={icons.webhooks} title="Nothing was sent yet">

@@ -17,16 +17,16 @@ type Delivery = Omit<Awaited<ReturnType<typeof client.webhooks.deliveries>>['ite
 interface DeliveriesProps {
   read: Read<Delivery>;
   redeliver: (id: string) => Promise<unknown>;
-  /** The list is loaded again when one of these changes. */
-  inputs: readonly unknown[];
+  /** The webhook or channel. When it changes, the list is loaded again. */
+  version: unknown;
   changed: () => void;
   /** The text of an empty list. */
   empty: ComponentChildren;
 }
 
-export function Deliveries({ read, redeliver, inputs, changed, empty }: DeliveriesProps) {
+export function Deliveries({ read, redeliver, version, changed, empty }: DeliveriesProps) {
   return (
-    <LongList read={read} inputs={inputs} when={() => true} empty={empty}>
+    <LongList read={read} inputs={[]} version={version} when={() => true} empty={empty}>
       {(items) => (
         <ul class="deliveries card" aria-label="Deliveries">
           {items.map((delivery) => (

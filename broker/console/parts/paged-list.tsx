@@ -15,8 +15,10 @@ export type Read<T> = (
 
 interface LongListProps<T> {
   read: Read<T>;
-  /** The list is loaded again when one of these changes. */
+  /** The filter of the list. When one of these changes, the list begins anew with its first page. */
   inputs: readonly unknown[];
+  /** A value that is another one after each change by the user. All pages that the list has are then loaded again. */
+  version?: unknown;
   when?: (event: Happened) => boolean;
   /** The topic whose updates reload the list. If it is set, `when` is not used. */
   topic?: 'commands';
@@ -30,6 +32,7 @@ const pageSize = 50;
 export function LongList<T extends { id: string }>({
   read,
   inputs,
+  version,
   when,
   topic,
   empty,
@@ -48,6 +51,20 @@ export function LongList<T extends { id: string }>({
     const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);
     setFurther((before) => [...before, ...items]);
   };
+  const reload = async (): Promise<void> => {
+    const again: T[] = [];
+    for (let offset = pageSize; offset < pageSize + further.length; offset += pageSize) {
+      const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);
+      again.push(...items);
+    }
+    setFurther(again);
+    first.reload();
+  };
+  const displayed = useRef(version);
+  useEffect(() => {
+    if (displayed.current !== version) void attempt(reload);
+    displayed.current = version;
+  }, [version]);
   return (
     <Show of={first}>
       {({ items, total }) => {
@@ -57,7 +74,7 @@ export function LongList<T extends { id: string }>({
         const all = [...items, ...further.filter(({ id }) => !seen.has(id) && seen.add(id))];
         return (
           <>
-            {children(all, first.reload)}
+            {children(all, () => void attempt(reload))}
             <More count={all.length} of={total} more={() => void attempt(() => more(all.length))} />
           </>
         );
