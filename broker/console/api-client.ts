@@ -8,6 +8,8 @@ export { FarhandError };
 
 /** True once the broker has answered 401, which means that the login has ended. */
 export const loginEnded = signal(false);
+/** Number of requests that were refused because the key lacks a scope. */
+export const scopeRefusals = signal(0);
 /** True if the broker answered the last request. */
 export const brokerAnswers = signal(true);
 
@@ -30,8 +32,7 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
   const send = (): Promise<Response> => fetch(input, { ...init, headers, redirect: 'error' });
   try {
     let response = await send();
-    const loginId = response.status === 403 ? await loginToConfirm(response) : undefined;
-    if (loginId !== undefined && (await confirmed(loginId))) response = await send();
+    if (response.status === 403 && (await isConfirmed(response))) response = await send();
     brokerAnswers.value = true;
     if (response.status === 401) loginEnded.value = true;
     return response;
@@ -42,14 +43,15 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
 }
 
 /**
- * Checks whether the broker refused the request because the user has to enter the API key again. If so, returns the id
- * of the login that the key confirms. Otherwise returns undefined.
+ * Returns true if the broker refused the request until the user enters the API key again, and the user has done so.
+ * Counts refusals for lack of a scope.
  */
-async function loginToConfirm(response: Response): Promise<string | undefined> {
+async function isConfirmed(response: Response): Promise<boolean> {
   const { code, details } = failureOf(response, await response.clone().text());
+  if (details.required_scope !== undefined) scopeRefusals.value += 1;
   return code === 'confirmation_required' && typeof details.login_id === 'string'
-    ? details.login_id
-    : undefined;
+    ? confirmed(details.login_id)
+    : false;
 }
 
 /** Waits until the user has entered the key or cancels. The answer also counts for requests that wait already. */

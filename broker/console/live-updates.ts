@@ -2,7 +2,7 @@
 import { computed, effect, signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, streams } from './api-client.ts';
-import { identify, may } from './login-session.ts';
+import { identifyAgain, may } from './login-session.ts';
 import { after } from './time.ts';
 
 export type Update = typeof streams.live.follow extends (
@@ -68,9 +68,8 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
         else for (const { heard } of [...listeners]) heard(data);
       }
     } catch (error) {
-      // The key has lost rights. identify() reads the remaining ones, which decide the pages and topics that are
-      // available from now on.
-      if (error instanceof FarhandError && error.status === 403) await identify().catch(() => {});
+      // The key has lost rights. The remaining ones decide the pages and topics that are available from now on.
+      if (error instanceof FarhandError && error.status === 403) await identifyAgain();
       if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
     }
     if (stop.aborted) return;
@@ -84,7 +83,10 @@ let openedBefore = false;
 function opened(): void {
   stream.value = 'open';
   // Data is loaded again only after an interruption: at the first connection the page has just loaded it.
-  if (openedBefore) for (const { returned } of [...listeners]) returned();
+  if (openedBefore) {
+    void identifyAgain();
+    for (const { returned } of [...listeners]) returned();
+  }
   openedBefore = true;
 }
 

@@ -1,7 +1,7 @@
 // Logs in with an API key or with the ticket in a link, logs out, and checks the rights of the key.
-import { computed, signal } from '@preact/signals';
+import { computed, effect, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
-import { client, clientWithKey, loginEnded } from './api-client.ts';
+import { client, clientWithKey, loginEnded, scopeRefusals } from './api-client.ts';
 import { after } from './time.ts';
 
 type Me = Awaited<ReturnType<typeof client.keys.me>>;
@@ -42,12 +42,25 @@ export async function identify(): Promise<void> {
   try {
     me.value = await client.keys.me();
     loginEnded.value = false;
-    if (may('admin')) after(othersMs, () => void findOthers());
   } catch (error) {
     if (!loginEnded.value) throw error;
     me.value = null;
   }
 }
+
+/** Loads the rights of the key again, because they may have changed. Without an answer, the known rights stay. */
+export async function identifyAgain(): Promise<void> {
+  me.value = await client.keys.me().catch(() => me.value);
+}
+
+effect(() => {
+  if (scopeRefusals.value > 0) void identifyAgain();
+});
+
+const isAdmin = computed(() => may('admin'));
+effect(() => {
+  if (isAdmin.value) after(othersMs, () => void findOthers());
+});
 
 /** Sets `hasOthers`. If the broker does not answer, the menu leaves out the page of brokers. */
 async function findOthers(): Promise<void> {

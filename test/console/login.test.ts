@@ -131,3 +131,40 @@ browserTest('a key sees only the pages that it may use', async () => {
   await window.open('/keys');
   await window.page.getByText('needs the scope').waitFor();
 });
+
+browserTest('buttons disappear when a refusal shows that the key has lost their scope', async () => {
+  const system = await startWithConsole();
+  await system.client.alertRules.create({ name: 'memory', kind: 'memory', above: 90, for: 0 });
+  const { key, id: key_id } = await system.client.keys.create({
+    name: 'limited soon',
+    scopes: ['machines:read', 'webhooks:read', 'webhooks:write'],
+  });
+  const { page, faults, open } = await newLogin(system, { key });
+  await open('/alerts/rules');
+  await page.getByRole('button', { name: 'New rule' }).waitFor();
+  await system.client.keys.update({ key_id, scopes: ['machines:read'] });
+  await page.getByRole('button', { name: 'Turn off memory' }).click();
+  await page.getByRole('button', { name: 'New rule' }).waitFor({ state: 'detached' });
+  expect(await page.getByRole('button', { name: 'Turn off memory' }).count()).toBe(0);
+  const menu = page.getByRole('navigation', { name: 'Pages' });
+  expect(await menu.getByRole('link', { name: 'Webhooks' }).count()).toBe(0);
+  expect(faults).toEqual([]);
+});
+
+browserTest('the menu lists the pages of a scope that the key got while a page was open', async () => {
+  const system = await startWithConsole();
+  const { key, id: key_id } = await system.client.keys.create({
+    name: 'more soon',
+    scopes: ['machines:read'],
+  });
+  const { page, faults } = await newLogin(system, { key });
+  // A machine that appears by itself shows that the page has its live updates.
+  await system.agent({ name: 'web-1' });
+  await page.getByRole('link', { name: 'web-1' }).waitFor();
+  await system.client.keys.update({ key_id, scopes: ['machines:read', 'commands:read'] });
+  const menu = page.getByRole('navigation', { name: 'Pages' });
+  await menu.getByRole('link', { name: 'Events' }).click();
+  await menu.getByRole('link', { name: 'Commands', exact: true }).click();
+  await page.getByRole('heading', { name: 'Commands', level: 1 }).waitFor();
+  expect(faults).toEqual([]);
+});
