@@ -11,6 +11,7 @@ import { ConfirmLogin } from './parts/ask-for-key-again.tsx';
 import { Icon } from './parts/icon.tsx';
 import { IconButton } from './parts/icon-button.tsx';
 import * as icons from './parts/icons.ts';
+import { MissingScope } from './parts/missing-scope.tsx';
 import { Empty, Failed, Page, Placeholder } from './parts/page.tsx';
 import { sayError, Toasts } from './parts/toasts.tsx';
 import { go, leaveFor, match, path, to } from './router.ts';
@@ -158,11 +159,7 @@ function CurrentPage() {
     if (needs !== undefined && !may(needs)) {
       return (
         <Page title="Not allowed">
-          <Empty icon={icons.key} title="Your key does not allow this">
-            <p>
-              This page needs the scope <code>{needs}</code>. Ask for a key that has it, then log in again.
-            </p>
-          </Empty>
+          <MissingScope scope={needs} />
         </Page>
       );
     }

@@ -3,7 +3,7 @@ import { expect } from 'vitest';
 import { withSocket } from '../../broker/cli/call-local-broker.ts';
 import { shared } from '../close-after-tests.ts';
 import { fakeClock } from '../fake-clock.ts';
-import { browserTest, logIn, newLogin, newWindow, startWithConsole } from './browser.ts';
+import { browserTest, logIn, newLogin, newWindow, oneMachine, startWithConsole } from './browser.ts';
 
 const broker = shared(startWithConsole);
 
@@ -129,7 +129,33 @@ browserTest('a key sees only the pages that it may use', async () => {
     .allTextContents();
   expect(links).toEqual(['Machines', 'Inventory', 'Upgrades', 'Alerts', 'Events']);
   await window.open('/keys');
-  await window.page.getByText('needs the scope').waitFor();
+  await window.page.getByText('needs the scope admin').waitFor();
+});
+
+browserTest('a form whose scope the key lacks names that scope, also if its address is opened', async () => {
+  const { system, machine } = await oneMachine();
+  const { id: schedule } = await system.client.schedules.create({
+    ...{ name: 'nightly', machine_id: machine, command: 'true', cron: '@daily' },
+  });
+  const { id: saved } = await system.client.savedCommands.create({ name: 'uptime', argv: ['uptime'] });
+  const { key } = await system.keyed(['machines:read', 'commands:read', 'schedules:read', 'schedules:write']);
+  const { page, faults, open } = await newLogin(system, { key });
+  for (const [path, scope] of [
+    ['/schedules/new', 'commands:execute'],
+    [`/schedules/${schedule}/settings`, 'commands:execute'],
+    ['/saved-commands/new', 'commands:execute'],
+    [`/saved-commands/${saved}/edit`, 'commands:execute'],
+    ['/upgrades/new', 'machines:write'],
+    [`/alerts/windows?machine=${machine}`, 'webhooks:write'],
+    ['/alerts/channels', 'webhooks:read'],
+    [`/machines/${machine}/terminals`, 'sessions:read'],
+    [`/machines/${machine}/files`, 'files:read'],
+  ] as const) {
+    await open(path);
+    await page.getByText(`This needs the scope ${scope}.`).waitFor();
+    expect(await page.getByRole('textbox').count(), path).toBe(0);
+  }
+  expect(faults).toEqual([]);
 });
 
 browserTest('buttons disappear when a refusal shows that the key has lost their scope', async () => {

@@ -7,6 +7,7 @@ import { SelectField, TextField } from '../parts/form.tsx';
 import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
+import { WithScopes } from '../parts/missing-scope.tsx';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
@@ -55,7 +56,11 @@ export function WindowList() {
           </>
         )}
       </LongList>
-      {(creating || forMachine !== '') && <NewWindow machine={forMachine} close={close} saved={changed} />}
+      {(creating || forMachine !== '') && (
+        <WithScopes scopes={['webhooks:write']}>
+          <NewWindow machine={forMachine} close={close} saved={changed} />
+        </WithScopes>
+      )}
       {removing && (
         <Confirm
           title={`Delete ${removing.name}?`}

@@ -6,6 +6,7 @@ import { RuleList } from '../alerts/rule-list.tsx';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import * as icons from '../parts/icons.ts';
+import { WithScopes } from '../parts/missing-scope.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { Choice, Tabs } from '../parts/small-components.tsx';
@@ -24,7 +25,11 @@ export function Alerts({ params: { tab = '' } }: { params: Params }) {
     <Page title="Alerts">
       <Tabs label="Alerts" tabs={tabs} current={tab} />
       {tab === 'rules' && <RuleList />}
-      {tab === 'channels' && <ChannelList />}
+      {tab === 'channels' && (
+        <WithScopes scopes={['webhooks:read']}>
+          <ChannelList />
+        </WithScopes>
+      )}
       {tab === 'windows' && <WindowList />}
       {tab === '' && <AllAlerts />}
     </Page>

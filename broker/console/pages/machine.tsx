@@ -1,5 +1,6 @@
 // The page of one machine: its heading and its tabs.
 import { useEffect, useRef, useState } from 'preact/hooks';
+import type { Scope } from '../../../shared/api/route.ts';
 import { MachineNotices } from '../alerts/machine-notices.tsx';
 import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
@@ -12,6 +13,7 @@ import { FormDialog } from '../parts/form-dialog.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
+import { WithScopes } from '../parts/missing-scope.tsx';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { Ago, State, type Tab, Tabs, Tags } from '../parts/small-components.tsx';
@@ -25,6 +27,14 @@ const Overview = later(async () => (await import('../machines/machine-overview.t
 const Terminals = later(async () => (await import('../terminal/terminals.tsx')).Terminals);
 const Files = later(async () => (await import('../files/file-browser.tsx')).Files);
 
+/** The scopes that some tabs need besides `machines:read`, which the whole page needs. */
+const scopesOf: Readonly<Record<string, readonly Scope[]>> = {
+  terminals: ['sessions:read'],
+  files: ['files:read'],
+  commands: ['commands:read'],
+  schedules: ['schedules:read'],
+};
+
 function tabsOf(id: string): Tab[] {
   const tab = (name: string, text: string, icon: Tab['icon']): Tab => ({
     name,
@@ -34,13 +44,13 @@ function tabsOf(id: string): Tab[] {
   });
   return [
     tab('overview', 'Overview', icons.activity),
-    ...(may('sessions:read') ? [tab('terminals', 'Terminals', icons.terminal)] : []),
-    ...(may('files:read') ? [tab('files', 'Files', icons.folder)] : []),
-    ...(may('commands:read') ? [tab('commands', 'Commands', icons.command)] : []),
-    ...(may('schedules:read') ? [tab('schedules', 'Schedules', icons.schedules)] : []),
+    tab('terminals', 'Terminals', icons.terminal),
+    tab('files', 'Files', icons.folder),
+    tab('commands', 'Commands', icons.command),
+    tab('schedules', 'Schedules', icons.schedules),
     tab('inventory', 'Inventory', icons.inventory),
     tab('activity', 'Activity', icons.events),
-  ];
+  ].filter(({ name }) => (scopesOf[name] ?? []).every(may));
 }
 
 export function Machine({ params }: { params: Params }) {
@@ -64,7 +74,11 @@ export function Machine({ params }: { params: Params }) {
       <Tabs label="Machine" tabs={tabsOf(machine)} current={tab} />
       {data && !isFull && <MachineNotices machine={data} />}
       <Show of={loaded}>
-        {(detail) => <TabBody key={machine} machine={detail} tab={tab} params={params} />}
+        {(detail) => (
+          <WithScopes scopes={scopesOf[tab] ?? []}>
+            <TabBody key={machine} machine={detail} tab={tab} params={params} />
+          </WithScopes>
+        )}
       </Show>
     </Page>
   );

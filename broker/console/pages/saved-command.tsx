@@ -12,6 +12,7 @@ import {
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { WithScopes } from '../parts/missing-scope.tsx';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { type Column, List } from '../parts/paged-list.tsx';
@@ -28,7 +29,9 @@ export function SavedCommandPage({ params: { saved = '', tab = '' } }: { params:
   if (saved === 'new') {
     return (
       <Page title="Save a command" above={[above]}>
-        <SavedCommandForm />
+        <WithScopes scopes={['commands:execute']}>
+          <SavedCommandForm />
+        </WithScopes>
       </Page>
     );
   }
@@ -46,7 +49,9 @@ function Existing({ id, isEdited }: { id: string; isEdited: boolean }) {
   if (isEdited) {
     return (
       <Page title={`Change ${name}`} above={[above, { text: name, href: to('/saved-commands', id) }]}>
-        <Show of={loaded}>{(saved) => <SavedCommandForm saved={saved} />}</Show>
+        <WithScopes scopes={['commands:execute']}>
+          <Show of={loaded}>{(saved) => <SavedCommandForm saved={saved} />}</Show>
+        </WithScopes>
       </Page>
     );
   }

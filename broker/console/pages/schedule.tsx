@@ -8,6 +8,7 @@ import { may } from '../login-session.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { WithScopes } from '../parts/missing-scope.tsx';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
@@ -17,7 +18,7 @@ import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
 import { rulesOf, subjectOf } from '../schedules/schedule-draft.ts';
 import { ScheduleForm } from '../schedules/schedule-form.tsx';
-import { mayWrite, useRunNow, When } from '../schedules/schedule-list.tsx';
+import { mayWrite, useRunNow, When, writeScopes } from '../schedules/schedule-list.tsx';
 import { durationText } from '../time.ts';
 
 type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
@@ -27,7 +28,9 @@ export function Schedule({ params: { schedule = '', tab = 'history' } }: { param
   if (schedule === 'new') {
     return (
       <Page title="New schedule" above={[{ text: 'Schedules', href: to('/schedules') }]}>
-        <ScheduleForm />
+        <WithScopes scopes={writeScopes}>
+          <ScheduleForm />
+        </WithScopes>
       </Page>
     );
   }
@@ -58,8 +61,10 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
       <Tabs label="Schedule" tabs={tabs} current={tab} />
       <Show of={loaded}>
         {(detail) =>
-          tab === 'settings' && mayChange ? (
-            <ScheduleForm key={formKey(detail)} schedule={detail} reload={reload} />
+          tab === 'settings' ? (
+            <WithScopes scopes={writeScopes}>
+              <ScheduleForm key={formKey(detail)} schedule={detail} reload={reload} />
+            </WithScopes>
           ) : (
             <>
               <Coming schedule={detail} />

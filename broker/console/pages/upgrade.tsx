@@ -2,6 +2,7 @@
 // displays the form that begins an upgrade instead.
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { WithScopes } from '../parts/missing-scope.tsx';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
@@ -21,7 +22,9 @@ export function UpgradePage({ params: { upgrade = '' } }: { params: Params }) {
   if (upgrade === 'new') {
     return (
       <Page title="Upgrade agents" above={above}>
-        <UpgradeForm />
+        <WithScopes scopes={['machines:write']}>
+          <UpgradeForm />
+        </WithScopes>
       </Page>
     );
   }

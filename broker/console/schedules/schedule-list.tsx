@@ -11,8 +11,9 @@ import { to } from '../router.ts';
 
 type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][number];
 
-/** True if the key may create, change and run schedules. */
-export const mayWrite = (): boolean => may('schedules:write') && may('commands:execute');
+/** The scopes that a key needs to create, change and run schedules. */
+export const writeScopes = ['schedules:write', 'commands:execute'] as const;
+export const mayWrite = (): boolean => writeScopes.every(may);
 
 /** Milliseconds in which a second click, such as that of a double-click, does not run a schedule again. */
 const doubleClickMs = 600;
