@@ -33,7 +33,7 @@ export const loggedIn = computed(() => me.value !== null && me.value !== undefin
  */
 export function takeTicket(): string | undefined {
   const ticket = new URLSearchParams(location.hash.slice(1)).get('ticket') ?? undefined;
-  if (location.hash) history.replaceState(null, '', location.pathname + location.search);
+  if (location.hash) history.replaceState(history.state, '', location.pathname + location.search);
   return ticket;
 }
 

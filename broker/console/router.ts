@@ -23,8 +23,19 @@ export const path = computed(() => place.value.path);
 
 type Guard = (leave: () => void) => void;
 let guard: Guard | undefined;
-/** The URL of the page that is displayed, without the origin. */
-let displayed = location.pathname + location.search;
+/**
+ * The position of the displayed page in the history of the tab. Each entry of the history has its own position as its
+ * state. An entry without one was made by a link to a part of the page.
+ */
+let position = 0;
+const positionHere = (): number => {
+  const state: unknown = history.state;
+  return typeof state === 'number' ? state : position;
+};
+position = positionHere();
+history.replaceState(position, '');
+/** The steps in the history to which the guard has agreed; 0 if there are none. */
+let agreed = 0;
 
 /**
  * Makes `ask` decide whether the user may leave the page, for example while a text is not saved. Another page is opened
@@ -55,14 +66,20 @@ export function leaveFor(run: () => void): void {
 }
 
 addEventListener('popstate', () => {
-  const next = location.pathname + location.search;
-  // Back and Forward have changed the URL already, so the URL of the displayed page is restored.
-  if (isGuarded(() => go(next))) history.pushState(null, '', displayed);
+  const steps = positionHere() - position;
+  const leave = (): void => {
+    agreed = steps;
+    history.go(steps);
+  };
+  // Back and Forward have changed the URL already, so the browser goes back to the displayed page. A new entry for that
+  // page would remove the entries after it, which Forward opens.
+  if (steps !== 0 && steps !== agreed && isGuarded(leave)) history.go(-steps);
   else show();
 });
 
 function show(): void {
-  displayed = location.pathname + location.search;
+  position = positionHere();
+  agreed = 0;
   place.value = here();
 }
 
@@ -74,8 +91,8 @@ export function to(page: string, ...parts: readonly string[]): string {
 /** Opens the page at a path that `to` returned. */
 export function go(address: string, { replace = false } = {}): void {
   if (isGuarded(() => go(address, { replace }))) return;
-  if (replace) history.replaceState(null, '', address);
-  else history.pushState(null, '', address);
+  if (replace) history.replaceState(position, '', address);
+  else history.pushState(position + 1, '', address);
   show();
   if (!replace) scrollTo(0, 0);
 }

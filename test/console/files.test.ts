@@ -153,3 +153,46 @@ browserTest(
     expect(faults).toEqual([]);
   },
 );
+
+browserTest(
+  'Back and Forward ask before an unsaved text is left, and both still work after Cancel',
+  async () => {
+    const folder = temporaryFolder('files');
+    writeFileSync(join(folder, 'a.txt'), 'one');
+    const { page, faults } = await newFolderPage(folder);
+    const question = page.getByRole('dialog', { name: 'Leave without saving?' });
+    const answer = async (name: 'Cancel' | 'Leave'): Promise<void> => {
+      await question.getByRole('button', { name }).click();
+      await question.waitFor({ state: 'detached' });
+    };
+    const editor = page.locator('.cm-content');
+    await page.getByRole('button', { name: 'a.txt', exact: true }).click();
+    await editor.waitFor();
+    await page.getByRole('link', { name: 'Events', exact: true }).click();
+    await page.getByRole('heading', { name: 'Events', level: 1 }).waitFor();
+    await page.goBack();
+    await editor.click();
+    await page.keyboard.type('two ');
+    await page.getByText('not saved').waitFor();
+    const address = page.url();
+    await page.goBack();
+    await answer('Cancel');
+    await expect.poll(() => page.url()).toBe(address);
+    await page.goForward();
+    await answer('Cancel');
+    await expect.poll(() => page.url()).toBe(address);
+    await page.goForward();
+    await answer('Leave');
+    await page.getByRole('heading', { name: 'Events', level: 1 }).waitFor();
+    await page.goBack();
+    await editor.click();
+    await page.keyboard.type('three ');
+    await page.getByText('not saved').waitFor();
+    await page.goBack();
+    await answer('Leave');
+    await page.locator('.drop-zone').waitFor();
+    await page.goForward();
+    await editor.getByText('one', { exact: true }).waitFor();
+    expect(faults).toEqual([]);
+  },
+);

@@ -1,6 +1,6 @@
 // Edits a text file of a machine. If another person has saved the file meanwhile, asks before it replaces that
 // version.
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { client, clientWithEtag, FarhandError } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';
 import { may } from '../login-session.ts';
@@ -141,7 +141,8 @@ function Editor(props: EditorProps) {
   const { element, editor, changed, theirs, setTheirs, save, replace, overwrite } = useEditing(props);
   /** Opens the page to which the user wants to go. Set while the dialog about unsaved changes is open. */
   const [leave, setLeave] = useState<(() => void) | undefined>(undefined);
-  useEffect(() => {
+  // A layout effect, so that the page asks from the moment that it says "not saved".
+  useLayoutEffect(() => {
     if (!changed) return undefined;
     const warn = (event: BeforeUnloadEvent): void => event.preventDefault();
     addEventListener('beforeunload', warn);
