@@ -1,7 +1,16 @@
 // The console's list of machines: it updates itself, transfers little, and has its filters in the address.
+import type { Locator } from 'playwright-core';
 import { expect } from 'vitest';
 import { shared } from '../close-after-tests.ts';
-import { browserTest, newCookie, newLogin, newWindowWith, restart, startWithConsole } from './browser.ts';
+import {
+  browserTest,
+  newCookie,
+  newLogin,
+  newWindowWith,
+  restart,
+  startMachine,
+  startWithConsole,
+} from './browser.ts';
 
 /** A broker with three online machines. */
 const fleet = shared(async () => {
@@ -183,3 +192,24 @@ browserTest(
     expect(faults).toEqual([]);
   },
 );
+
+browserTest('on a narrow phone the state is in view beside a long name of a machine', async () => {
+  const system = await startWithConsole();
+  const id = await startMachine(system, 'build-worker-for-the-long-term-branch-in-frankfurt-17', 'web,eu');
+  await system.client.commands.create({ machine_id: id, command: 'true' });
+  const { page, faults, load } = await newLogin(system, { width: 375 });
+  await page.setViewportSize({ width: 360, height: 740 });
+  const rightEnd = async (locator: Locator): Promise<number> => {
+    const box = await locator.boundingBox();
+    return box ? box.x + box.width : Number.POSITIVE_INFINITY;
+  };
+  await load(`/machines/${id}`);
+  expect(await rightEnd(page.getByText('online'))).toBeLessThan(360);
+  await load('/machines?view=cards');
+  expect(await rightEnd(page.getByRole('listitem').getByText('online'))).toBeLessThan(360);
+  await load('/commands');
+  await page.getByRole('link', { name: /^build-worker/ }).waitFor();
+  const frame = await rightEnd(page.getByRole('region', { name: 'Commands' }));
+  expect(await rightEnd(page.getByRole('row').getByText('completed'))).toBeLessThan(frame);
+  expect(faults).toEqual([]);
+});

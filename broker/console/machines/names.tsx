@@ -29,5 +29,9 @@ export function nameOf(id: string): string {
 
 /** A link to the page of a machine. */
 export function MachineLink({ id }: { id: string }) {
-  return <a href={to('/machines', id)}>{nameOf(id)}</a>;
+  return (
+    <a class="machine-link" href={to('/machines', id)}>
+      {nameOf(id)}
+    </a>
+  );
 }
