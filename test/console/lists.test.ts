@@ -1,6 +1,6 @@
-// Lists of several pages: their rows after a change.
+// Lists: the rows of several pages after a change, and filters that are in the address.
 import { expect } from 'vitest';
-import { browserTest, newLogin, startWithConsole } from './browser.ts';
+import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';
 
 const numbers = Array.from({ length: 60 }, (_, n) => String(n).padStart(2, '0'));
 
@@ -52,3 +52,62 @@ browserTest(
     expect(faults).toEqual([]);
   },
 );
+
+browserTest('commands are filtered by status and machine, and the address has the filters', async () => {
+  const system = await startWithConsole();
+  const [web, db] = [await startMachine(system, 'web-1'), await startMachine(system, 'db-1')];
+  const run = (machine_id: string, command: string) => system.client.commands.create({ machine_id, command });
+  await run(web, 'echo web');
+  await run(web, 'echo wrong; false');
+  await run(db, 'echo db');
+  const { page, faults, open } = await newLogin(system);
+  const row = (name: RegExp) => page.getByRole('row', { name });
+  await open('/commands');
+  await row(/echo db/).waitFor();
+  await page.getByRole('combobox', { name: 'Machine' }).fill('web');
+  await page.getByRole('option', { name: /web-1/ }).click();
+  await row(/echo db/).waitFor({ state: 'detached' });
+  await page.getByLabel('Status').selectOption('Completed');
+  await row(/echo wrong/).waitFor({ state: 'detached' });
+  await row(/echo web/).waitFor();
+  await page.reload();
+  await row(/echo web/).waitFor();
+  expect(await page.getByRole('row').count()).toBe(2);
+  await page.getByLabel('Status').selectOption('Timed out');
+  await page.getByText('No command matches the filters').waitFor();
+  await page.getByLabel('Status').selectOption('Any status');
+  await page.getByRole('button', { name: 'Leave out web-1' }).click();
+  await row(/echo db/).waitFor();
+  await open(`/machines/${web}/commands`);
+  await row(/echo web/).waitFor();
+  await page.getByLabel('Status').selectOption('Failed');
+  await row(/echo web/).waitFor({ state: 'detached' });
+  await row(/echo wrong/).waitFor();
+  expect(faults).toEqual([]);
+});
+
+browserTest('the audit log is filtered by key and machine', async () => {
+  const system = await startWithConsole();
+  const [web, db] = [await startMachine(system, 'web-1'), await startMachine(system, 'db-1')];
+  const deploy = await system.client.keys.create({ name: 'deploy', scopes: ['admin'] });
+  for (const machine_id of [web, db]) {
+    await system.client.commands.create({ machine_id, command: 'true' });
+    const body = { machine_id, command: 'true' };
+    await system.call('POST', '/commands', { key: deploy.key, body });
+  }
+  const { page, faults, open } = await newLogin(system);
+  await open('/audit');
+  const rows = page.getByRole('row', { name: /commands\.create/ });
+  await expect.poll(() => rows.count()).toBe(4);
+  await page.getByLabel('Key, by its full name').fill('deploy');
+  await expect.poll(() => rows.count()).toBe(2);
+  await page.getByRole('combobox', { name: 'Machine' }).fill('db');
+  await page.getByRole('option', { name: /db-1/ }).click();
+  await expect.poll(() => rows.count()).toBe(1);
+  await page.reload();
+  await expect.poll(() => rows.count()).toBe(1);
+  await rows.filter({ hasText: 'deploy' }).filter({ hasText: 'db-1' }).waitFor();
+  await page.getByLabel('Key, by its full name').fill('no-such-key');
+  await page.getByText('Nothing that matches is recorded').waitFor();
+  expect(faults).toEqual([]);
+});

@@ -3,7 +3,7 @@ import type { client } from '../api-client.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
-import { to } from '../router.ts';
+import { choiceIn, to } from '../router.ts';
 import { durationText } from '../time.ts';
 import { quoted } from './argv-text.ts';
 
@@ -36,6 +36,23 @@ export function outcome({ exit_code, signal }: Pick<CommandRecord, 'exit_code' |
   if (signal) return signal;
   return exit_code === null ? '' : `exit ${exit_code}`;
 }
+
+/** The texts of all statuses. The type makes the compiler report each status that has no text here. */
+const statusTexts: Readonly<Record<CommandRecord['status'], string>> = {
+  queued: 'Queued',
+  running: 'Running',
+  completed: 'Completed',
+  failed: 'Failed',
+  timeout: 'Timed out',
+  cancelled: 'Cancelled',
+  expired: 'Expired',
+  lost: 'Lost',
+};
+// The cast is safe: the record has exactly these keys.
+const statuses = Object.entries(statusTexts) as [CommandRecord['status'], string][];
+
+/** Reads from the URL which status the listed commands have. Also returns the function that changes it. */
+export const statusChoice = () => choiceIn('status', [['', 'Any status'], ...statuses]);
 
 interface CommandListProps {
   items: readonly CommandRecord[];

@@ -1,32 +1,45 @@
 // The tabs of a machine with its commands, schedules and events.
 import { client } from '../api-client.ts';
-import { CommandList } from '../commands/command-list.tsx';
+import { CommandList, statusChoice } from '../commands/command-list.tsx';
 import type { Happened } from '../live-updates.ts';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton, RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
+import { Select } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
 
 export function MachineCommands({ machine }: { machine: string }) {
+  const choice = statusChoice();
+  const filter = choice.value && { status: choice.value };
   return (
-    <LongList
-      read={(paging, signal) => client.commands.ofMachine({ machine_id: machine, ...paging }, { signal })}
-      inputs={[machine]}
-      topic="commands"
-      empty={
-        <Empty icon={icons.command} title="No command has run here">
-          <p>
-            Commands that you, a script or a schedule run on this machine are listed here with their output.
-          </p>
-          <RunButton query={`?machine=${encodeURIComponent(machine)}`} />
-        </Empty>
-      }
-    >
-      {(items) => <CommandList items={items} />}
-    </LongList>
+    <>
+      <div class="filters">
+        <Select label="Status" {...choice} />
+      </div>
+      <LongList
+        read={(paging, signal) =>
+          client.commands.ofMachine({ machine_id: machine, ...filter, ...paging }, { signal })
+        }
+        inputs={[machine, choice.value]}
+        topic="commands"
+        empty={
+          <Empty
+            icon={icons.command}
+            title={filter ? 'No command here has this status' : 'No command has run here'}
+          >
+            <p>
+              Commands that you, a script or a schedule run on this machine are listed here with their output.
+            </p>
+            <RunButton query={`?machine=${encodeURIComponent(machine)}`} />
+          </Empty>
+        }
+      >
+        {(items) => <CommandList items={items} />}
+      </LongList>
+    </>
   );
 }
 

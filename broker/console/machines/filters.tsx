@@ -5,12 +5,17 @@ import { CheckFields } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { SearchField } from '../parts/search-field.tsx';
-import { Choice, Dialog } from '../parts/small-components.tsx';
+import { Choice, Dialog, Select } from '../parts/small-components.tsx';
 import { sayError } from '../parts/toasts.tsx';
 import { choiceIn, place, setQuery } from '../router.ts';
 import { chooseColumns, columns, isChosen, visibleColumns } from './columns.tsx';
 import { firstSort, isSortable } from './filters-in-url.ts';
 
+const statuses = [
+  ['', 'Any status'],
+  ['online', 'Online'],
+  ['offline', 'Offline'],
+] as const;
 const views = [
   ['', 'Table'],
   ['cards', 'Cards'],
@@ -24,19 +29,11 @@ export function Filters() {
   return (
     <div class="filters">
       <SearchField label="Search by name" name="q" />
-      <Select
-        label="Status"
-        name="status"
-        options={[
-          ['', 'Any status'],
-          ['online', 'Online'],
-          ['offline', 'Offline'],
-        ]}
-      />
+      <Select label="Status" {...choiceIn('status', statuses)} />
       <TagFilter value={query.get('tags') ?? ''} />
       <span class="view-choice">
         {view.value === 'cards' ? (
-          <Select label="Order" name="sort" options={[['', 'By name'], ...orders]} />
+          <Select label="Order" {...choiceIn('sort', [['', 'By name'], ...orders])} />
         ) : (
           <ColumnChoice />
         )}
@@ -49,31 +46,6 @@ export function Filters() {
 const orders = columns
   .filter(({ name }) => isSortable(name))
   .map(({ name, text }) => [firstSort(name), `By ${name === 'cpu' ? text : text.toLowerCase()}`] as const);
-
-interface SelectProps {
-  label: string;
-  /** Name of the filter's parameter in the URL. */
-  name: string;
-  options: readonly (readonly [value: string, text: string])[];
-}
-
-function Select({ label, name, options }: SelectProps) {
-  return (
-    <label class="select">
-      <span class="only-read">{label}</span>
-      <select
-        value={place.value.query.get(name) ?? ''}
-        onChange={({ currentTarget }) => setQuery({ [name]: currentTarget.value })}
-      >
-        {options.map(([value, text]) => (
-          <option key={value} value={value}>
-            {text}
-          </option>
-        ))}
-      </select>
-    </label>
-  );
-}
 
 /** A field for tags. It proposes the tags in use, which are loaded when the field is first used. */
 function TagFilter({ value }: { value: string }) {

@@ -3,8 +3,10 @@ import { useId, useState } from 'preact/hooks';
 import type { client } from '../api-client.ts';
 import { Field } from '../parts/form.tsx';
 import { State } from '../parts/small-components.tsx';
+import { place, setQuery } from '../router.ts';
 import { indexAfterKey, useMachinesByName } from './machines-by-name.ts';
 import { learnNames, nameOf } from './names.tsx';
+import { Chips } from './selected-machine-chips.tsx';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
 
@@ -97,6 +99,15 @@ function Option({ id, machine: { name, status }, isCurrent, take }: OptionProps)
       <State of={status} />
     </div>
   );
+}
+
+/** Limits a list to one machine, whose id is in the URL of the page. */
+export function MachineFilter() {
+  const machine = place.value.query.get('machine') ?? '';
+  const choose = (id: string): void => setQuery({ machine: id });
+  if (machine !== '')
+    return <Chips label="Only this machine" machines={[machine]} remove={() => choose('')} />;
+  return <MachinePicker label="Machine" choose={choose} />;
 }
 
 interface MachineFieldProps {

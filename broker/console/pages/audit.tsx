@@ -1,5 +1,6 @@
 // The page of the audit log: who did what, on which machine, with which result.
 import { client } from '../api-client.ts';
+import { MachineFilter } from '../machines/machine-picker.tsx';
 import { MachineLink } from '../machines/names.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
@@ -40,19 +41,30 @@ const columns: Column<Entry>[] = [
 ];
 
 export function Audit() {
-  const action = place.value.query.get('action') ?? '';
+  const [action, key_name, machine_id] = ['action', 'key', 'machine'].map(
+    (name) => place.value.query.get(name) ?? '',
+  );
+  const filter = {
+    ...(action && { action }),
+    ...(key_name && { key_name }),
+    ...(machine_id && { machine_id }),
+  };
   return (
     <Page title="Audit log">
       <div class="filters">
         <SearchField label="Action, such as files.write" name="action" />
+        <SearchField label="Key, by its full name" name="key" />
+        <MachineFilter />
       </div>
       <LongList
-        read={(paging, signal) => client.audit.list({ ...(action && { action }), ...paging }, { signal })}
-        inputs={[action]}
+        read={(paging, signal) => client.audit.list({ ...filter, ...paging }, { signal })}
+        inputs={[action, key_name, machine_id]}
         empty={
           <Empty
             icon={icons.audit}
-            title={action ? `Nothing is recorded as ${action}` : 'Nothing is recorded yet'}
+            title={
+              Object.keys(filter).length > 0 ? 'Nothing that matches is recorded' : 'Nothing is recorded yet'
+            }
           >
             <p>Each call that changes or runs something is recorded here with its key and its address.</p>
           </Empty>

@@ -1,34 +1,38 @@
-// The page of all commands, newest first, with a filter by status.
+// The page of all commands, newest first, with filters by status and machine.
 import { client } from '../api-client.ts';
-import { CommandList } from '../commands/command-list.tsx';
+import { CommandList, statusChoice } from '../commands/command-list.tsx';
+import { may } from '../login-session.ts';
+import { MachineFilter } from '../machines/machine-picker.tsx';
 import * as icons from '../parts/icons.ts';
 import { RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
-import { Choice } from '../parts/small-components.tsx';
-import { choiceIn } from '../router.ts';
-
-const filters = [
-  ['', 'All'],
-  ['running', 'Running'],
-  ['queued', 'Queued'],
-  ['failed', 'Failed'],
-] as const;
+import { Select } from '../parts/small-components.tsx';
+import { place } from '../router.ts';
 
 export function Commands() {
-  const choice = choiceIn('status', filters);
+  const choice = statusChoice();
   const status = choice.value;
+  const machine_id = place.value.query.get('machine') ?? '';
+  const isFiltered = status !== '' || machine_id !== '';
   return (
     <Page title="Commands" actions={<RunButton />}>
       <div class="filters">
-        <Choice label="Status" {...choice} />
+        <Select label="Status" {...choice} />
+        {may('machines:read') && <MachineFilter />}
       </div>
       <LongList
-        read={(paging, signal) => client.commands.list({ ...(status && { status }), ...paging }, { signal })}
-        inputs={[status]}
+        read={(paging, signal) => {
+          const filter = { ...(status && { status }), ...(machine_id && { machine_id }) };
+          return client.commands.list({ ...filter, ...paging }, { signal });
+        }}
+        inputs={[status, machine_id]}
         topic="commands"
         empty={
-          <Empty icon={icons.command} title={status ? `No command is ${status}` : 'No command has run yet'}>
+          <Empty
+            icon={icons.command}
+            title={isFiltered ? 'No command matches the filters' : 'No command has run yet'}
+          >
             <p>A command runs on one machine or on many, and its output is stored here.</p>
             <RunButton />
           </Empty>

@@ -157,18 +157,35 @@ export function Tabs({ label, tabs, current }: { label: string; tabs: readonly T
   );
 }
 
-/** A group of buttons, of which one is chosen. */
-export function Choice<T extends string>({
-  label,
-  options,
-  value,
-  choose,
-}: {
+interface ChoiceProps<T extends string> {
   label: string;
   options: readonly (readonly [value: T, text: string])[];
   value: T;
   choose: (value: T) => void;
-}) {
+}
+
+/** A list in a bar of filters, of which one option is chosen. For few options use Choice. */
+export function Select<T extends string>({ label, options, value, choose }: ChoiceProps<T>) {
+  const change = (text: string): void => {
+    const chosen = options.find(([option]) => option === text);
+    if (chosen) choose(chosen[0]);
+  };
+  return (
+    <label class="select">
+      <span class="only-read">{label}</span>
+      <select value={value} onChange={({ currentTarget }) => change(currentTarget.value)}>
+        {options.map(([option, text]) => (
+          <option key={option} value={option}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+/** A group of buttons, of which one is chosen. */
+export function Choice<T extends string>({ label, options, value, choose }: ChoiceProps<T>) {
   return (
     <fieldset class="choice">
       <legend class="only-read">{label}</legend>
