@@ -187,8 +187,8 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - (this.#adoptedAt.get(machineId) ?? this.#started);
-    // Time offline counts from the moment when this broker started or took over the machine. The broker cannot know
-    // whether the machine was offline before.
+    // Time offline counts at the earliest from the moment when this broker started or took over the machine. The broker
+    // cannot know whether the machine was offline before.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };

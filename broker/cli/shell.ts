@@ -179,7 +179,7 @@ function mayWorkLater(error: unknown): boolean {
   return why !== 'ended' && why !== 'forbidden';
 }
 
-/** Returns why the broker closed a terminal before it was ready; undefined for other errors. */
+/** Returns why a terminal was closed before the terminal was ready; undefined for other errors. */
 function endingIn(error: unknown): Ending | undefined {
   const reason = error instanceof StartError && error.cause instanceof Error ? error.cause.cause : undefined;
   // The cast is safe: the SDK sets the cause of its error to an Ending.

@@ -119,9 +119,9 @@ export class OwnersAsLastRead {
 
   /**
    * Reads the changes since the last read. If the connection was opened again, reads everything, because the database
-   * may then be a copy that lacks the last commits. `machineIds` are the machines with a new owner or link. If
-   * everything was read, they are all machines that have an owner or had one before. `brokersChanged` is true if
-   * brokers have started or ended.
+   * may then be a copy that lacks the last commits. `machineIds`: machines with a new owner or link; after a read of
+   * everything, all machines that have an owner or had one before. `brokersChanged`: true if brokers have started or
+   * ended.
    */
   async read(): Promise<{ machineIds: readonly string[]; brokersChanged: boolean }> {
     const at = monotonic();
@@ -155,7 +155,7 @@ export class OwnersAsLastRead {
   #findCopies(): void {
     for (const [id, { url, directoryId, until }] of this.#brokers) {
       if (id === this.#brokerId || directoryId !== this.#directoryId || this.#copies.has(id)) continue;
-      // An earlier run of this broker may also have a lease, but has not renewed it since this broker started.
+      // An earlier process of this broker may still have a lease, but has not renewed it since this process started.
       if (until <= this.#startedAt + leaseMs) continue;
       this.#copies.add(id);
       this.#log.error(

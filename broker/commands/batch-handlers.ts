@@ -98,7 +98,7 @@ export class Batches {
       this.#followed.take(caller, members);
       const { here, elsewhere } = this.#byBroker(members, caller);
       const { scheduler, cluster } = this.#context;
-      // Another broker may have stored the batch a moment ago, so that this broker does not know its commands yet.
+      // If another broker stored the batch a moment ago, this broker has not loaded the batch's commands yet.
       if (cluster && here.some((one) => one.finished_at === null && !scheduler.get(one.id)))
         await scheduler.adoptBatches([id]);
       const events = followMembers(here, (one) => sourceOf(this.#context, one), tail, caller);
@@ -265,7 +265,7 @@ export class Batches {
   /** Returns the newest records of these commands. Reads a command again if it may have ended since the first read. */
   async #newest(commands: readonly Command[], reported: ReadonlyMap<string, Result>): Promise<Command[]> {
     const { store, scheduler } = this.#context;
-    // An open command that no broker has any more has ended since it was read.
+    // The record was read while the command was open. If no broker reports the command now, the command may have ended.
     const isOutdated = ({ id, finished_at }: Command): boolean =>
       finished_at === null && !scheduler.get(id) && !reported.has(id);
     const ended = commands.filter(isOutdated).map(({ id }) => id);

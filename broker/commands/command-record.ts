@@ -58,8 +58,8 @@ export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_f
   /** Number of the batch's commands that have not ended, on machines of this broker. */
   open: number;
   /**
-   * Number of the commands in `open` that count against `concurrency`, because an agent has them or they are about to
-   * end.
+   * Number of the commands in `open` that count against `concurrency`. Such a command may be at an agent, or is about
+   * to expire because its machine is offline.
    */
   running: number;
   /** Number of the batch's commands that were running at other brokers when the database was last read. */

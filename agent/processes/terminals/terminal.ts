@@ -291,7 +291,7 @@ export class Client {
   #signal(name: string): void {
     if (!isSignal(name)) throw new AppError('invalid_request', `${name} is not a signal that may be sent`);
     const { running } = this.#terminal;
-    // The result is ignored: without a foreground process no process needs the signal.
+    // signalGroup() returns false if the program is gone. The signal is not needed then.
     if (running) signalGroup(running.child, name, true);
   }
 }

@@ -136,7 +136,7 @@ function prefixed(name: string): MemberListener {
     gap: (stream, count) => put('stderr', [`[${count} bytes of ${stream} were dropped]`]),
     async ended() {
       for (const stream of ['stdout', 'stderr'] as const) {
-        // Without bytes, decode() returns a replacement character for a character that is not complete.
+        // decode() without an argument returns a replacement character if the output ended within a character.
         const last = rest[stream] + decoders[stream].decode();
         if (last) await put(stream, [last]);
       }

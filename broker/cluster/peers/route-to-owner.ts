@@ -34,8 +34,8 @@ export interface RequestSubject {
    */
   directory?: string | undefined;
   /**
-   * The machine's present owner according to the database. This query is made if the machine had no link when all
-   * owners were last read. Undefined without a query, or if the owner is not another living broker.
+   * The machine's owner, read again from the database if the machine had no link when all owners were last read.
+   * Undefined if the owner was not read again, or is not another living broker.
    */
   newOwner?: Peer | undefined;
 }
