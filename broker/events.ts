@@ -200,7 +200,7 @@ export class Events {
 
   async #insert({ event, machine_id }: EventEntry, transaction: HistoryTransaction): Promise<void> {
     const { id, type, data } = event;
-    // The event may be from before a restart, written to the outbox and not yet to the table.
+    // After a restart, events that are still in the outbox come here without a call of emit().
     this.#noteRemoval(event);
     const created_at = Date.parse(event.timestamp);
     const row = { id, type, created_at, machine_id, data: JSON.stringify(data) };

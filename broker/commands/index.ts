@@ -325,8 +325,8 @@ function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
-  // For a failure such as `timeout`, `status` is left out, so that SQLite can use commands_failed, an index of machine
-  // and status. For listed columns, pageOfRows() lets SQLite use only the index of the first one with a condition.
+  // SQLite can use any index for a column that is not returned. `status` is left out for a failure such as `timeout`,
+  // so that SQLite can use commands_failed, an index of machine and status.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

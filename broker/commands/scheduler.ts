@@ -78,7 +78,7 @@ export class Scheduler {
     return this.#load({ machineIds });
   }
 
-  /** Loads the open commands of these batches, which another broker has stored, for machines of this broker. */
+  /** Loads the open commands of these batches on machines of this broker. Another broker has stored the batches. */
   adoptBatches(batchIds: readonly string[]): Promise<void> {
     return this.#load({ batchIds });
   }

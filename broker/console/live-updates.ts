@@ -34,8 +34,8 @@ const retryMs = 2_000;
 const settleMs = 40;
 
 /**
- * Calls `heard` with each update until the result of this function is called. Calls `returned` each time the stream was
- * interrupted and is open again, because any data may have changed meanwhile.
+ * Calls `heard` with each update. Calls `returned` when the stream is open again after an interruption, because any
+ * data may have changed meanwhile. listen() returns a function that ends these calls.
  */
 export function listen(heard: (update: Update) => void, returned = (): void => {}): () => void {
   const listener = { heard, returned };

@@ -1,5 +1,4 @@
-// Edits a text file of a machine. If another person has saved the file meanwhile, asks before it replaces that
-// version.
+// Edits a text file of a machine. If another person has saved the file meanwhile, asks before replacing that version.
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { client, clientWithEtag, FarhandError } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';

@@ -112,7 +112,7 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
   );
 }
 
-/** A button that replaces the secret of a webhook, after the user has confirmed it, and displays the new one. */
+/** A button that asks for confirmation, then replaces the secret of a webhook and displays the new secret. */
 function SecretButton({ webhook, changed }: { webhook: string; changed: () => void }) {
   const [asking, setAsking] = useState(false);
   const [secret, setSecret] = useState<string | undefined>(undefined);

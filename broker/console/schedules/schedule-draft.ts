@@ -11,8 +11,8 @@ import { browserTimeZone } from './time-zones.ts';
 export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 
 /**
- * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of an API key:
- * the key that last set one of these fields, the path to watch, or the command's environment, user or folder.
+ * Where a schedule runs, and what it runs. A schedule with tags gets the rights of the API key that sets one of these
+ * fields, the path to watch, or the command's environment, user or folder.
  */
 export interface Subject extends Targets {
   machine: string;
