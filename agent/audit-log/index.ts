@@ -62,8 +62,8 @@ export class AuditLog {
   }
 
   /**
-   * Counts a refused call. Returns true if the call gets a line of its own. Returns false if a later line only counts
-   * the call.
+   * Counts a refused call. Returns true if the call gets a line of its own. Otherwise a later line reports the number
+   * of such calls.
    */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';

@@ -65,9 +65,7 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   yield endOfArchive;
 }
 
-/**
- * Lets the walk leave out a protected path, for which `error` is an AppError. Throws every other error, such as EACCES.
- */
+/** Accepts that the walk leaves out a protected path (AppError). Throws every other error, such as EACCES. */
 function leaveOutForbidden(path: Bytes, error: unknown): void {
   if (!(error instanceof AppError)) throw fromErrno(error, toText(path));
 }

@@ -6,8 +6,8 @@ const chunkBytes = 64 * 1024;
 /** A file with a NUL byte in its first 8 KiB counts as binary and is not searched. */
 const probeBytes = 8 * 1024;
 /**
- * Maximum number of bytes of an unfinished line that stay in memory until the next read. A longer part is searched, and
- * then all but its last `overlap + lead` bytes are dropped. The maximum must be larger than `overlap + lead`.
+ * Maximum number of bytes of an unfinished line that stay in memory until the next read. If there are more, they are
+ * searched, and then only the last `overlap + lead` bytes stay. The maximum must be larger than `overlap + lead`.
  */
 const longestTail = 64 * 1024;
 const longestText = 1024;

@@ -120,8 +120,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Removes the clients whose link was lost after `heldMs` milliseconds, unless they have attached again. Call this only
-   * while the broker keeps the terminal alive, because clients can come back only through the broker.
+   * Waits `heldMs` milliseconds, then removes the clients whose link was lost and that have not attached again. Call
+   * this only while the broker keeps the terminal alive, because clients can come back only through the broker.
    */
   #awaitLost(): void {
     this.#stopWaiting();
@@ -167,8 +167,8 @@ export class Client {
   #parting: Parting | undefined;
 
   /**
-   * `from`: offset of the first byte to send. attach() has checked that the terminal still stores it. `before`: the
-   * object of the same client's previous attach call, if there was one.
+   * `from`: offset of the first byte to send. attach() has checked that the output from there on is stored.
+   * `before`: the Client of the previous attach call with the same id; undefined if there is none.
    */
   constructor(terminal: Terminal, from: number, before: Client | undefined) {
     this.#terminal = terminal;
