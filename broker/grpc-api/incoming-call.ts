@@ -261,10 +261,7 @@ export class Call<M extends Method = Method> {
     return { message: next.value, opening: part as Opening<M> };
   }
 
-  /**
-   * Rejects if the client has half-closed the call only to cancel it. Node's clients send the half-close and the
-   * cancel in two frames, which may arrive separately.
-   */
+  /** Waits `leavingMs` for a cancel that may follow the client's half-close. Rejects if the call was aborted. */
   async assertConnected(): Promise<void> {
     await sleep(leavingMs, this.gone.signal);
     await awaitCancellation(this.gone.signal);

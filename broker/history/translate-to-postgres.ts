@@ -62,8 +62,8 @@ const trigger =
   /^CREATE TRIGGER (\w+) AFTER ([\w\s,]+) ON (\w+)(?: WHEN ([\s\S]+?))?\s+BEGIN\s+([\s\S]*)\s+END$/;
 
 /**
- * Moves the body of a trigger to a function, which PostgreSQL requires. The function also gets the condition of the
- * trigger, because the condition may contain a query.
+ * Moves the body of a trigger to a function, which PostgreSQL requires. Moves the trigger's condition too, because
+ * PostgreSQL allows no subquery in WHEN.
  */
 function triggerOf(sql: string): string {
   const [, name, event, table, when, body = ''] = trigger.exec(sql) ?? [];

@@ -38,7 +38,7 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
     const raw = read();
     const named = await peers.subjectOf(parser.ids(raw));
     if (named) return { subject: named };
-    // Without the scope of the route, the body is not read.
+    // The body is read only if the client's key has the scope that the route needs.
     const body = inBody && mayCall(client.key, route) ? await readJson() : undefined;
     const inside = body && (await peers.subjectOf(parser.ids({ ...raw, body: body.value })));
     return { subject: inside ?? (route.impliesMachine ? peers.onlyMachine : undefined), body: body?.bytes };

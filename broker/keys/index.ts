@@ -285,7 +285,7 @@ function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
   };
 }
 
-/** Stores the limits of a removed key in its schedules with tags, so that they still select the same machines. */
+/** Stores a removed key's limits in the key's schedules that have tags, so that their machines stay the same. */
 function fixMachines({ id, machine_ids, tags }: Key, transaction: StateTransaction): void {
   const own = transaction.all('schedules').filter((one) => one.tags !== null && one.requested_by === id);
   for (const one of own) transaction.put('schedules', { ...one, key_limits: { machine_ids, tags } });

@@ -110,8 +110,8 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
 }
 
 /**
- * Throws forbidden if a change of tags may change the machines of a key or of a schedule. Only keys with the scope
- * admin may change these.
+ * Throws forbidden if a change of tags may change which machines a key may use or a schedule runs on. Keys with the
+ * scope admin skip this check.
  */
 function assertNothingDependsOn(
   before: readonly string[],
