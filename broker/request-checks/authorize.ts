@@ -16,7 +16,7 @@ import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
-/** The machines of an object. A limited key may use the object if it may use at least one of these machines. */
+/** The machines of an object. A key with machine limits may use the object if it may use one of these machines. */
 type Found = {
   machines?: readonly MachineId[];
   /**
@@ -46,7 +46,7 @@ export interface AccessServices {
   keys: Keys;
   lookups: Lookups;
   recorder: Recorder;
-  /** The other brokers of the database; undefined if there are none. */
+  /** The brokers that share the database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'isAlive'> | undefined;
 }
 

@@ -16,7 +16,7 @@ export interface AttachParams {
   offset?: number | undefined;
 }
 
-/** Milliseconds after which an attached client is detached if it has not connected. */
+/** An attached client that does not open its connection within this number of milliseconds is detached. */
 export const unusedMs = 30_000;
 /** Milliseconds after the end of a session in which a client may read the rest of the output. */
 const drainMs = 30_000;

@@ -22,8 +22,8 @@ export function followOthers(
 ): void {
   machineFacts.followOthers(log);
   cluster.follow(() => events.refresh());
-  // When another broker takes over a machine, the parts of this broker drop it in the order of their calls of join().
-  // This call is for the links. It comes last, because a machine's work must be dropped before its link.
+  // When another broker takes over a machine, the parts of this broker drop the machine in the order in which they
+  // called join(). Presence joins last, because a machine's work must be dropped before its link.
   cluster.join({ adopt: async () => {}, drop: (machineId, spreadMs) => presence.lose(machineId, spreadMs) });
   presence.watch((machineId, online) => {
     if (!online) cluster.unlinked(machineId);

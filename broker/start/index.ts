@@ -57,8 +57,8 @@ export interface Broker {
 
 const proofMs = 5_000;
 /**
- * Milliseconds that a new agent has to authenticate before newer connections may displace its connection. If the limit
- * of all connections is reached, its connection may be displaced even earlier.
+ * Minimum age, in milliseconds, at which an agent's unauthenticated connection may be closed for a newer one. If the
+ * limit of all connections is reached, younger connections may be closed too.
  */
 const graceMs = 2_000;
 /** Pings on gRPC connections. A client that does not answer is disconnected within 45 s. */

@@ -44,7 +44,7 @@ function pouring(socket: Socket, next: () => Buffer | string): Promise<void> {
   return closed(socket);
 }
 
-/** Sends what `next` returns, and again after each part of an answer, until the connection is closed. */
+/** Calls `next` at once and after each part of an answer, and sends its result, until the connection is closed. */
 function repeating({ http }: Target, next: () => Buffer | string): Promise<void> {
   const socket = connect(http);
   const send = (): void => void socket.write(next());
