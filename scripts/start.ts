@@ -11,6 +11,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Agent, fetch as undiciFetch } from 'undici';
 import { withSocket } from '../broker/cli/call-local-broker.ts';
 import { type BrokerSettings, brokerSettings } from '../broker/settings-schema.ts';
+import { readIdentity } from '../shared/identity-file.ts';
 import { nodeIsGood, wrongNode } from '../shared/program-start-and-end.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { Farhand } from '../shared/sdk/index.ts';
@@ -151,12 +152,15 @@ async function main(settings: BrokerSettings): Promise<void> {
   const agentArgs = ['--broker', grpc, '--data-dir', agentData, '--log-level', 'warn'];
   const variables = { ...agentVariables, FARHAND_JOIN_TOKEN: token };
   run('agent/main.ts', agentArgs, { flags: agentFlags, variables });
-  const machine = await until(async () => {
-    const { items } = await asked((client) => client.machines.list({ status: 'online' }));
-    return items[0];
+  // The broker may also have other machines, so the demo agent's own identity is read.
+  const machineId = await until(async () => {
+    const machine_id = (await readIdentity(agentData))?.machine_id;
+    if (!machine_id) return undefined;
+    const { status } = await asked((client) => client.machines.get({ machine_id }));
+    return status === 'online' ? machine_id : undefined;
   });
   const { ticket } = await asked((_client, post) => post<{ ticket: string }>(`/local/login-tickets/${id}`));
-  process.stdout.write(greeting(url, ticket, info.tls_pin, key, machine.id));
+  process.stdout.write(greeting(url, ticket, info.tls_pin, key, machineId));
 }
 
 /** Builds the console. If the development packages are missing, the broker runs without it. */
