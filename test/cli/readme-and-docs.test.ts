@@ -11,6 +11,7 @@ import { requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
 import { createProgram } from '../../broker/cli/verb-tree.ts';
 import { api } from '../../shared/api/route-table.ts';
 import { codes } from '../../shared/errors.ts';
+import { severalProgramsMs } from '../cli-fixture.ts';
 import { freePort } from '../find-free-ports.ts';
 import { needs } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
@@ -128,7 +129,7 @@ test('the TypeScript programs pass the type check, run, and do what the page say
   await promisify(execFile)(join(root, 'node_modules/.bin/tsc'), ['-p', folder, '--noEmit']).catch(
     (error: { stdout: string }) => expect.fail(error.stdout),
   );
-});
+}, severalProgramsMs);
 
 // ---- Shell commands
 
