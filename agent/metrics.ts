@@ -84,7 +84,8 @@ export class MetricsReader {
     this.#cpuTimes = this.#readCpuTimes();
     const after = await this.#cpuTimes;
     const total = after.total - before.total;
-    // The counters decrease when a core goes offline. The report then repeats the last value.
+    // When a core goes offline, the counters decrease and no usage can be computed. The report then repeats the last
+    // value.
     if (total > 0) this.#usage = clamp(100 * (1 - (after.idle - before.idle) / total));
     return after.cores;
   }
@@ -118,8 +119,8 @@ function spaceOf(total: number, free: number): Space {
 }
 
 /**
- * Lists all network interfaces except the loopback and those of containers (veth). The bytes of containers are also
- * counted by other interfaces.
+ * Lists all network interfaces except the loopback and the interfaces of containers (veth). The traffic of containers
+ * also passes other interfaces, which count its bytes.
  */
 function networkOf(text: string): NetworkInterface[] {
   const lines = [...text.matchAll(/^ *(?!lo:|veth)([^\s:]+): *(.*)$/gm)].slice(0, longestList);
@@ -145,8 +146,8 @@ const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 /** File systems of read-only images. They are always full, so they are left out. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 /**
- * If this number of file systems hang, the others are not measured. Each hanging one blocks one of the four threads in
- * Node's thread pool.
+ * If this number of file systems hang, no other file system is measured until one of them answers. Each hanging one
+ * blocks one of the four threads in Node's thread pool.
  */
 const mostSilent = 2;
 

@@ -25,7 +25,10 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
   return { entry: describe(target.path, await stat(at), users, entry.link) };
 };
 
-/** Throws if the request changes nothing: its answer would reveal a file's stats without the capability files:read. */
+/**
+ * Throws if the request changes nothing. Such a request would only read a file's stats, without the capability
+ * files:read.
+ */
 function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))
     throw new AppError('invalid_request', 'nothing to change: set mode, owner or group');

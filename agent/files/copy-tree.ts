@@ -11,7 +11,10 @@ import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { type Step, walk } from './confine/walk-tree.ts';
 
 const bufferBytes = 1024 * 1024;
-/** Maximum number of flushes in progress at once. Node's thread pool has four threads, so one stays free. */
+/**
+ * Maximum number of flushes at the same time. Each blocks one of the four threads of Node's thread pool, so one thread
+ * stays free.
+ */
 const mostFlushing = 3;
 
 /** The source: a name in an open directory, and its stats when access was checked. */
@@ -159,7 +162,8 @@ class Copier implements AsyncDisposable {
    */
   #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
-    // hasChanged() does not notice a file that became shorter and then longer again. Its copy lacks bytes.
+    // During the copy, a file may become shorter and then longer than before. hasChanged() takes it for a file that
+    // only grew, but the copy lacks bytes.
     const lacksBytes = differs && copied < before.size;
     if (this.#options.moves ? differs : lacksBytes || hasChanged(before, after))
       throw fault('conflict', path, 'changed while it was copied; try again');

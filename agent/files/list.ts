@@ -1,5 +1,5 @@
-// Lists one directory: directories first, then in bytewise order of the names. Entries are read from the disk
-// only as fast as the caller takes them.
+// Lists one directory: first its subdirectories, then its other entries, both in bytewise order of the names. Entries
+// are read from the disk only as fast as the caller takes them.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lookAt, type Named, namesIn } from './confine/confined-fs.ts';
@@ -11,8 +11,8 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 /** Number of entries in a batch. The stats of all entries in a batch are read at the same time. */
 const batchSize = 256;
 /**
- * If a request sets no limit, the broker refuses a listing of more than this number of names. So the agent stores and
- * sends at most one name beyond that number.
+ * Number of names above which the broker refuses a listing, if the request sets no limit. The agent stores and sends at
+ * most one name more, so that the broker notices a longer listing.
  */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process have in memory together. */
@@ -26,7 +26,8 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   const { names, total } = await namesOf(reading, directory.at, request);
   const release = held.take(names.length);
   try {
-    // `total` counts names. The batches lack the entries that were removed after the count.
+    // `total` is the number of names in the directory. An entry that is removed after the count is left out of the
+    // batches.
     yield { head: { path: bytes(path), total } };
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();

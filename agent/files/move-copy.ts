@@ -98,12 +98,15 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
   await fs.syncDirectory(from.directory);
 }
 
-/** Removes the source's name if source and destination are hard links of one file: rename(2) does nothing then. */
+/**
+ * If source and destination are hard links of the same file, rename(2) succeeds but leaves both names. In this case
+ * removes the name of the source.
+ */
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
   if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
-  // On some file systems, names in one directory that differ only by case are one name. Removing the source would then
-  // remove the destination too, so such a source stays.
+  // On a file system that ignores case, `a` and `A` in one directory are the same name. Removing the source would
+  // remove the destination too, so the source stays.
   const [old, now] = [from, to].map(({ name }) => toText(name).toLowerCase());
   if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at);
 }
@@ -129,7 +132,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());
   await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {
-    // The source could not be removed. The copy is removed instead, unless it has replaced another file.
+    // The source could not be removed, so the copy is removed again. A copy that has replaced another file stays.
     if (!to.found && (await identityAt(to.at)) === identity) {
       using copy = await fs.pin(to.at);
       // As in publish(), a directory must be writable to be moved to another parent.

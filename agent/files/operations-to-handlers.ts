@@ -57,8 +57,8 @@ export function uploading<Open extends { path: Buffer }, Commit extends { sha256
 }
 
 /**
- * Makes a handler that streams its response. A cancelled handler ends at once, even while a read is in progress. That
- * read closes its handles when it ends.
+ * Makes a handler that streams its response. If the call is cancelled, the handler ends at once. A read in progress
+ * then continues in the background, and closes its handles when it ends.
  */
 export function streaming<Request extends { path: Buffer }, Response>(
   disk: Disk,

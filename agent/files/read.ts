@@ -14,7 +14,7 @@ const largeChunkBytes = 256 * 1024;
  * several chunks in memory.
  */
 const smallChunkBytes = 64 * 1024;
-/** If more files than this are being read, a newly opened file gets small chunks. The new file counts too. */
+/** A newly opened file gets small chunks if more than this number of files, including itself, are being read. */
 const mostLargeChunks = 4;
 let openReads = 0;
 
@@ -86,8 +86,8 @@ function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Ran
 type Read = (sent: number) => Promise<Buffer>;
 
 /**
- * Reads into two buffers in turn, so that one is filled while the other is sent. A chunk stays valid during the next
- * read. The read after that overwrites it.
+ * Reads into two buffers in turn: one is filled while the other is sent. A chunk stays valid during the next read, and
+ * is overwritten by the read after that.
  */
 function readerOf(handle: FileHandle, { start, length, chunkBytes }: Range): Read {
   const pages: Buffer[] = [];

@@ -44,8 +44,8 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
 }
 
 /**
- * Creates the file. Returns undefined if another process has created the name first. If a later step fails, the new
- * file is not removed, because another file may have its name by then.
+ * Creates the file. Returns undefined if another process has created a file with this name first. If a later step
+ * fails, the new file stays: another file may have its name by then and must not be removed.
  */
 async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats | undefined> {
   await using file = await NewFile.create(entry.at).catch(ignoring('EEXIST'));

@@ -19,8 +19,8 @@ const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
 /**
- * A watched directory takes this many units of the quota for its kernel watch. Each known name in the directory takes
- * one more unit.
+ * Number of units of the quota that each watched directory takes for its kernel watch. Each known name in the directory
+ * takes one more unit.
  */
 const folderNames = 15;
 
@@ -54,8 +54,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * One function for each watch, which makes that watch report an overflow. #mark() calls all of them when the kernel's
- * event queue may have overflowed, because Node itself does not report this.
+ * One function for each watch: it reports to the client of the watch that changes were missed (an overflow). #mark()
+ * calls all functions when the kernel's event queue may have overflowed, because Node does not report this.
  */
 const overflows = new Set<() => void>();
 

@@ -46,7 +46,7 @@ export async function writeFile(
   };
 }
 
-/** For each file, the last publish() that has not ended. The next upload to the same file waits for its end. */
+/** The newest publish() in progress for each file. The next publish() for the same file waits until it has ended. */
 const placing = new Map<string, Promise<unknown>>();
 
 /** Gives the new file its name. Returns true if no file had that name before. */
@@ -67,8 +67,8 @@ async function publish(
     await draft.place(overwrite);
     return present === undefined;
   };
-  // Uploads to the same file are published one after another. If two have the same if_match, the second must see the
-  // file that the first has written, and fail.
+  // Uploads to the same file are published one after another. If two uploads have the same if_match, the first replaces
+  // the file. The second must see the new file, and fail.
   const key = `${await identify(entry.directory)}/${entry.name}`;
   const placed = (placing.get(key) ?? Promise.resolve()).then(place, place);
   placing.set(key, placed);

@@ -28,7 +28,10 @@ export async function findPackageManager(): Promise<PackageManager | undefined> 
   return undefined;
 }
 
-/** True if a database exists and is not empty. The package dpkg of Arch Linux installs an empty database. */
+/**
+ * True if a database exists and is not empty. An empty one does not count: the package dpkg of Arch Linux installs one,
+ * but pacman manages the packages there.
+ */
 const isFilled = (path: string): Promise<boolean> =>
   stat(path).then(
     ({ size }) => size > 0,
@@ -100,7 +103,7 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
   // A package, such as the kernel, may be installed in several versions. The version installed last counts.
   const installed = new Map(
     (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
-      // The name alone finds the package if the update is for another architecture than the installed package.
+      // This entry is used if the update is for another architecture than the installed package.
       [`${name}`, version],
       [`${name}.${arch}`, version],
     ]),
@@ -178,8 +181,8 @@ async function updatesOfApk(signal: Signal): Promise<InventoryUpdate[]> {
 }
 
 /**
- * Parses lines such as `musl-1.2.4-r0 < 1.2.4-r2`. Names may contain hyphens, so the end of the name is found
- * by comparison with the installed packages.
+ * Parses lines such as `musl-1.2.4-r0 < 1.2.4-r2`. Names may contain hyphens, so it is unclear where a name ends. The
+ * text NAME-VERSION before "<" is therefore looked up among the installed packages.
  */
 export function parseApkVersions(text: string, packages: readonly InventoryPackage[]): InventoryUpdate[] {
   const byId = new Map(packages.map((one) => [`${one.name}-${one.version}`, one]));
@@ -200,7 +203,7 @@ async function installedByPacman(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfPacman(signal: Signal): Promise<InventoryUpdate[]> {
-  // pacman exits with 1 both if it failed and if there are no updates. Its output matches isFailure only if it failed.
+  // pacman exits with 1 if it failed, and also if there are no updates. Its stderr matches isFailure only if it failed.
   const isFailure = /^error: .*|^warning: database file .*/m;
   return parsePacmanUpdates(await runProgram('pacman', ['-Qu'], { signal, codes: [1], isFailure }));
 }

@@ -8,7 +8,7 @@ interface ProgramOptions {
   signal: AbortSignal;
   /** Exit codes besides 0 that mean success. */
   codes?: readonly number[];
-  /** If stderr matches this, the exit codes in `codes` mean failure. */
+  /** Matches the stderr of a failed program. If it matches, the exit codes in `codes` mean failure, too. */
   isFailure?: RegExp;
   env?: Readonly<Record<string, string>>;
 }

@@ -58,8 +58,8 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * Calls whose answers use the control stream's connection. There, the echo of a key press need not wait behind long
- * answers, which use the second connection.
+ * Methods whose answers use the control stream's connection. Long answers use the second connection, so that the echo
+ * of a key press need not wait behind them.
  */
 const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
@@ -86,8 +86,8 @@ export class Calls {
   take(call: Call__Output): void {
     const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
-    // A second call with the same id would bypass the limits. The broker would also mistake its answer for the answer
-    // to the first call.
+    // A call whose id is in use is ignored. It would not count against the limits, and the broker would mistake its
+    // answer for the answer to the first call.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
       log.debug({ request_id, method }, 'ignored a call of the broker: its id is invalid or in use');
       return;
@@ -202,8 +202,8 @@ export class Calls {
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // The broker gets time to end the stream of a cancelled call. stream.cancel() sends a reset, and HTTP/2 closes
-    // connections with too many resets.
+    // After the broker has cancelled a call, it has `givenUpMs` to end the stream itself. Only then does cancel() send
+    // a reset, because HTTP/2 closes connections with too many resets.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });

@@ -66,8 +66,8 @@ export class BrokerAddresses {
     if (this.#left.length === 0) {
       const { offered, proven } = this.#sent;
       const last = (one: string): number => Number(one === this.#last);
-      // Each of the three lists is put in random order, with the address of the previous attempt at its end. If the
-      // host of that address has vanished, another attempt would again take 30 s.
+      // Each of the three lists is shuffled, with the address of the previous attempt at its end. An attempt takes 30 s
+      // if the host has vanished, so other addresses of the list are tried first.
       const all = [offered, proven, this.#configured].flatMap((some) =>
         shuffled(some).sort((a, b) => last(a) - last(b)),
       );

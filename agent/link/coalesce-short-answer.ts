@@ -14,8 +14,8 @@ const mostBytes = 60 * 1024;
 const mostFrames = 64;
 
 /**
- * Resolves to all frames of a short and quick answer, otherwise to a generator of all frames. Throws if `answer`
- * fails before its first frame. The caller closes `answer`.
+ * Collects the frames of `answer`. Resolves to an array of all frames if the answer ends within the limits above,
+ * otherwise to a generator of all frames. Throws if `answer` fails before its first frame. The caller closes `answer`.
  */
 export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[] | AsyncGenerator<Buffer>> {
   const frames: Buffer[] = [];
@@ -25,7 +25,7 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
     for (let bytes = 0; bytes <= mostBytes && frames.length < mostFrames; ) {
       const next = answer.next();
       const first = await Promise.race([next, over]).catch((error: unknown) => {
-        // A failure after the first frame is not thrown here: the caller gets the frames first, and then the failure.
+        // A failure after the first frame is not thrown here: rest() yields the frames first, and then throws.
         if (frames.length === 0) throw error;
       });
       if (!first) return rest(frames, answer, next);

@@ -78,8 +78,8 @@ const dialMs = 30_000;
 /** Maximum number of milliseconds from the challenge to the welcome. */
 const greetingMs = 10_000;
 /**
- * Limits in milliseconds for two values that the broker sets: the interval of heartbeats, and the longest silence of
- * the broker before the agent connects again.
+ * The broker sets the interval of heartbeats, and how long it may be silent before the agent connects again. These are
+ * the limits of both values, in milliseconds.
  */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
@@ -148,8 +148,8 @@ class Connection {
   }
 
   /**
-   * Runs until the connection ends. If a `drain` or `fenced` message of the broker ended it, resolves to the number of
-   * milliseconds to wait before the next connection. Resolves to undefined if the stream ended without such a message.
+   * Resolves when the connection has ended. If a `drain` or `fenced` message of the broker ended it, the result is the
+   * time to wait before the next connection, in milliseconds. Otherwise the result is undefined.
    */
   async run(signal: AbortSignal): Promise<number | undefined> {
     const sendFarewell = (): void => {

@@ -18,8 +18,8 @@ const mostSpare = 32;
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   const all = Promise.all(pumps.map(({ done }) => done));
-  // A pump whose append does not end means that the disk hangs. The loop then waits for another `drainMs`, because
-  // cut() would lose the output that is still in the pipes.
+  // A stalled pump means that the disk hangs, because an append to the log does not end. The loop then waits for
+  // another `drainMs`: cut() would lose the output that is still in the pipes.
   while (!(await endsWithin(drainMs, all)) && pumps.some((pump) => pump.stalled(drainMs / 2)));
   for (const pump of pumps) pump.cut();
   await all;

@@ -23,8 +23,8 @@ export function outputNames(id: string): { stdout: string; stderr: string } {
 }
 
 /**
- * Returns the exit of a process whose real exit is unknown. The outcome is LOST if the agent had accepted the process,
- * and EXPIRED if the agent has no record of the id.
+ * Returns an exit for a process whose real exit is unknown. `outcome`: LOST if the agent had accepted the process,
+ * EXPIRED if the agent has no record of the id.
  */
 export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRED', reason: string): Exit {
   const times = { started_at_ms: 0, finished_at_ms: now() };

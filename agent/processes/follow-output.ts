@@ -18,8 +18,8 @@ const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' }
 const frameBytes = 256 * 1024;
 
 /**
- * Yields the events of the command that `find` returns, until its exit or until `signal` fires. `find` is called by the
- * first next(). A slow reader of the events slows the command.
+ * Yields the events of the command that `find` returns, until its exit or until `signal` fires. `find` is called when
+ * the first event is requested. A slow reader of the events slows the command.
  */
 export function follow(
   find: () => Promise<Followed>,
@@ -29,7 +29,10 @@ export function follow(
   return leaving(signal, (left) => events(find, offsets, left));
 }
 
-/** Runs the generator `answer`. It gets a signal that fires when the iteration ends or `signal` fires. */
+/**
+ * Yields what the generator `answer` yields. `answer` gets a signal that fires when `signal` fires, and also when the
+ * caller stops the iteration.
+ */
 export async function* leaving<A>(
   signal: AbortSignal,
   answer: (left: AbortSignal) => AsyncGenerator<A>,

@@ -96,8 +96,8 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
       return {};
     },
     async stop() {
-      // A command that was sent to a hung spawner ends only when that spawner is killed. So all spawners are killed if
-      // commands are left after this time.
+      // If commands are left after this time, all spawners are killed: a command that was sent to a hung spawner ends
+      // only with that spawner.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
       await Promise.all(tables.map((table) => table.stop())).finally(cancel);
       await spawners.stop();

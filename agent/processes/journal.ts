@@ -159,8 +159,8 @@ export class Journal {
   }
 
   /**
-   * Records the start of a process. Unlike accept(), this and the later steps do not wait for the disk. A process
-   * without a recorded exit counts as lost after a power cut.
+   * Records the start of a process. Unlike accept(), the methods started(), ended() and forget() do not wait for the
+   * disk. After a power cut, a process whose exit was not yet on the disk counts as lost.
    */
   started(id: string, { pid, start }: Leader, at: number): void {
     this.#note({ t: 'started', id, pid, start, at });
@@ -233,8 +233,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // Waits one microtask, in which the failed accept() calls remove their entries. The next batch must not write
-        // these entries to the file.
+        // In this microtask, the failed accept() calls remove their entries. The next write replaces the file by one
+        // with all current entries, and must not contain the failed ones.
         await Promise.resolve();
       }
     }
@@ -249,8 +249,9 @@ export class Journal {
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
-    // Unlike O_DSYNC, datasync() also flushes the earlier lines. The loss of an earlier line would leave a hole in the
-    // file, and this line would be unreadable.
+    // datasync() flushes this batch and all earlier lines, which may not be on the disk yet. O_DSYNC would flush only
+    // this batch. A power cut could then lose an earlier line, and the hole in the file would make this line
+    // unreadable.
     if (durable) await file.datasync();
   }
 
@@ -272,7 +273,8 @@ export class Journal {
     this.#file = file;
     this.#damaged = false;
     this.#size = bytes.length;
-    // The next rewrite is due at four times the present size, but the growth stays between leastGrowth and mostGrowth.
+    // The next rewrite is due when the file is four times as large as now, but at least leastGrowth and at most
+    // mostGrowth bytes larger.
     this.#mostSize = bytes.length + Math.min(Math.max(leastGrowth, 3 * bytes.length), mostGrowth);
   }
 

@@ -64,8 +64,8 @@ export class Tree {
 
   constructor({ marks, links = [], leaders = [], cgroups = [] }: TreeOptions) {
     this.marks = new Set(marks.filter((mark) => mark !== ''));
-    // lookAt() returns empty links for a process whose open files the agent may not read. An empty link here would
-    // match all these processes.
+    // Empty links are left out. lookAt() returns empty links for a process whose open files the agent may not read, so
+    // an empty link here would match all these processes.
     this.#links = new Set(links.filter((link) => link !== ''));
     this.#cgroups = cgroups;
     for (const leader of leaders) this.#learn({ ...leader, session: leader.pid });
@@ -97,8 +97,8 @@ export class Tree {
     const groups = new Set<number>();
     const refused: number[] = [];
     for (const { pid, group, session } of members) {
-      // A process group in the command's own session gets the signal as a whole, so that a child which is forked
-      // meanwhile gets the signal too.
+      // In a session of the command, each process group gets the signal as a whole. So a child that is forked during
+      // this loop gets the signal too.
       const whole = this.#sessions.has(session);
       if (whole && groups.has(group)) continue;
       if (whole) groups.add(group);

@@ -137,7 +137,8 @@ function entered(
       `environment variable "${odd}": the name must consist of letters, digits and _, without a digit at the start, if the command runs as another user`,
     );
   // setpriv(1) starts as root, so a variable such as LD_PRELOAD (ld.so(8)) would make it run the user's code as root.
-  // setpriv therefore gets variables FARHAND_ENV_N instead. Each contains a text NAME=VALUE, which the shell exports.
+  // The variables are therefore passed as FARHAND_ENV_N, each with a text NAME=VALUE. The shell, which runs as the
+  // user, exports NAME.
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
     `${name}=${value}`,
@@ -181,8 +182,9 @@ const homesSeen = new Map<string, number>();
  * Returns the home directory. Returns `/` if the home directory cannot be entered, as is common for service accounts.
  */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  // The directory may have been removed since the last check. Then the start fails with a clear reason. If the command
-  // runs as another user than the agent, it starts in `/` instead.
+  // A home directory that was checked in the last second is not checked again, although it may have been removed since.
+  // Then the start fails with a clear reason. If the command runs as another user than the agent, it starts in `/`
+  // instead.
   if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
   if (await badDirectory(home)) return '/';
   homesSeen.set(home, monotonic());

@@ -179,7 +179,8 @@ export class Piped implements Stdio {
   }
 
   async drain(ms: number): Promise<void> {
-    // The process has ended, so little is left in the pipes. The copying now stops waiting for slow readers.
+    // From now on, the copying does not wait for slow readers: the process has ended, so little output is left in the
+    // pipes.
     for (const output of [this.#options.stdout, this.#options.stderr]) output.release();
     await drain(this.#pumps, ms);
   }

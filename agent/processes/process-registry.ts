@@ -67,8 +67,8 @@ export abstract class Tracked {
   /** Number of bytes of output written in all. */
   abstract written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'>;
   /**
-   * Called when the process is over. Closes the open output files of a command; a later read opens them again. Stops
-   * the timers of a terminal, and removes its clients that have lost their link.
+   * Called when the process is over. A command closes its output files, which a later read opens again. A terminal
+   * stops its timers and removes the clients whose link was lost.
    */
   abstract close(): Promise<void>;
   abstract remove(): Promise<void>;
@@ -180,7 +180,8 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
   /** Starts a process for `id`. Returns the existing entry if this id was requested before. */
   async start(id: string, signal: AbortSignal, prepare: (one: T) => Promise<Prepared>): Promise<T> {
     const known = this.#find(id);
-    // "Expired" means that the process was dropped before it was spawned. It did not run, so it may be started again.
+    // "Expired" means that an earlier request was dropped before the process was spawned. The process did not run, so
+    // this request may start it.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const one = this.#add(id);
     const { journal, cgroups } = this.parts;
@@ -198,7 +199,8 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
     const { journal } = this.parts;
     const one = this.#entries.get(id);
     if (one) return one;
-    // Commands and terminals have a registry each, but share the journal. This id belongs to the other registry.
+    // Commands and terminals have a registry each, but share the journal. An id that is only in the journal belongs to
+    // the other registry.
     if (journal.entries.has(id)) throw this.notFound(id);
     // The process is over, and its entry was removed after the broker had acknowledged the result.
     return journal.wasForgotten(id) ? this.#over(id, unseen('PROCESS_OUTCOME_LOST', 'forgotten')) : undefined;
@@ -215,7 +217,9 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
     });
   }
 
-  /** Adds an entry. It is added in the same turn of the event loop as the look-up, so that no id is added twice. */
+  /**
+   * Adds an entry. The caller awaits nothing between the look-up of the id and this call, so that no id is added twice.
+   */
   #add(id: string): T {
     const { name, limit } = this.#kind;
     if (!/^[\w-]{1,100}$/.test(id))
@@ -252,8 +256,8 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
     try {
       if (prepared.status === 'rejected') throw prepared.reason;
       await spawners.ready();
-      // During the waits above, the command may have been cancelled, or the link lost. Nothing is awaited between this
-      // check and the spawn request.
+      // The command may have been cancelled, or the link lost, during the waits above. Nothing is awaited between these
+      // checks and the spawn request, so such a command is never spawned.
       if (cancelled() !== undefined) return endings.cancelled;
       if (signal.aborted || this.#stopping) return dropped;
       const running = await startRunning(one.id, prepared.value, this.parts);

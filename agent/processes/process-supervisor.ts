@@ -48,7 +48,10 @@ export const defaultLimits = {
   clients: terminalClients,
   /** Bytes stored of a terminal's output; earlier bytes are dropped. */
   terminalWindowBytes,
-  /** Milliseconds between SIGHUP and SIGKILL when a terminal's program has exited or its grace period is over. */
+  /**
+   * Milliseconds between SIGHUP and SIGKILL. A terminal's processes get these signals when its program has exited, or
+   * when the grace period of the terminal is over.
+   */
   hangupMs: 2_000,
   /** Milliseconds to wait for a terminal's client to come back after the link to the broker is restored. */
   heldMs: 5_000,
@@ -141,8 +144,8 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
 export class Running {
   readonly child: Child;
   /**
-   * Resolves when the logs contain all output. After a kill, also waits until the process tree has ended or the kill
-   * was given up. Never rejects.
+   * Resolves when the process has ended and the logs contain its output. After a kill, it also waits until the process
+   * tree has ended, or the kill was given up. Never rejects.
    */
   readonly ended: Promise<Ending>;
   readonly startedAt: number;
@@ -153,8 +156,8 @@ export class Running {
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
   /**
-   * Resolves when a kill is over and the spawner has reported no exit. The command then counts as ended, even if one of
-   * its processes has survived SIGKILL.
+   * Resolves if a kill is over but the spawner has reported no exit of the command. The command then counts as ended,
+   * even if one of its processes has survived SIGKILL.
    */
   readonly #givenUp = Promise.withResolvers<Exited>();
   #alive = true;
@@ -185,7 +188,7 @@ export class Running {
   async #end(): Promise<Ending> {
     const { stdio } = this.#prepared;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
-    // The main process has ended, but a kill may still give the other processes their grace period.
+    // Waits for a kill in progress: the first process has ended, but the others may still be in their grace period.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
     await stdio.drain(this.#parts.limits.drainMs);

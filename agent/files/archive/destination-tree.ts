@@ -7,7 +7,7 @@ import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
-/** Number of open directories above which `full` is true. A single deep path may open more than that. */
+/** `full` is true if more than this number of directories are open. A single deep path may open many more. */
 const mostHeld = 256;
 const mostDirectories = 200_000;
 const mostFlushing = 16;
@@ -26,8 +26,9 @@ export interface TreeDirectory {
   path: Bytes;
   stats: fs.BigIntStats;
   /**
-   * Path of the nearest directory that existed before this run: this directory itself or an ancestor. Everything that
-   * this run creates below that directory inherits its default ACL, and its group if it is setgid.
+   * Path of the directory from which new files here inherit their default ACL, and their group if it is setgid. This is
+   * the directory itself if it existed before the extraction, or is the top. Otherwise it is the `inheritsFrom` of its
+   * parent.
    */
   inheritsFrom: Bytes;
 }
@@ -86,8 +87,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * Closes all directories except the top, even those in which files are being written. directory() opens a closed
-   * directory again.
+   * Closes all directories except the top. Call this only when no file in them is being written. directory() opens a
+   * closed directory again.
    */
   [Symbol.dispose](): void {
     for (const { path, pinned } of this.#open.values()) {
@@ -120,8 +121,9 @@ export class Tree implements Disposable {
   }
 
   /**
-   * Gives the top directory its default mode, if this run created it and the archive has no entry for it so far. The
-   * directory is private until the first entry arrives, because the first entry is usually that of the top directory.
+   * Gives the top directory mode 0755 if this run created it and the archive has had no entry for it so far. Called
+   * before every entry except the top's own. Until the first entry arrives, the top has mode 0700: this entry is
+   * usually the top's own and sets the mode.
    */
   async describeTop(): Promise<void> {
     const top = this.#remembered.get('');
@@ -209,9 +211,9 @@ function notDirectory(path: Bytes, error: unknown): unknown {
 }
 
 /**
- * Sets the mode of a created directory, whatever the umask is. Adds all permissions of the owner, so that the agent
- * can create files in the directory, and preserves an inherited setgid bit. seal() sets the exact mode, unless the
- * extraction is interrupted.
+ * Sets the mode of a created directory independently of the umask. During the extraction the owner also has all
+ * permissions, so that the agent can create files in the directory. At the end, seal() sets the exact mode. An
+ * inherited setgid bit stays.
  */
 async function setMode({ pinned }: TreeDirectory, mode: number): Promise<void> {
   const now = Number((await pinned.stat()).mode) & 0o7777;

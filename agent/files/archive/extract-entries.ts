@@ -46,7 +46,10 @@ interface Arrival {
 
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
-  /** Private directories for temporary files. The key is `inheritsFrom` of the directory that gets a file. */
+  /**
+   * Private directories in which files are written before they are moved to their destination. The key is
+   * `inheritsFrom` of the destination directory.
+   */
   readonly #temporary = new Map<Bytes, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
@@ -165,13 +168,14 @@ export class Extractor implements AsyncDisposable {
       await fs.lutimes(at, seconds(mtimeNs), seconds(mtimeNs));
     }
     await this.#place(arrival, at);
-    // rename(2) does nothing if both names are hard links of one file, so the temporary name may remain.
+    // If the destination is already a hard link of the same file, rename(2) succeeds but leaves the temporary name. It
+    // is removed here.
     await fs.unlink(at).catch(fs.ignoreMissing);
   }
 
   /**
-   * Makes a hard link to a regular file of the tree. That file exists already, because in an archive it comes before
-   * its hard links.
+   * Makes a hard link to a regular file of the tree. The file has been extracted already, because in an archive a file
+   * comes before its hard links.
    */
   async #hardLink(path: Bytes, target: Bytes, at: fs.Confined): Promise<void> {
     const { tree } = this.#options;
@@ -232,8 +236,9 @@ export class Extractor implements AsyncDisposable {
   }
 
   /**
-   * Returns a free path for a temporary file, in a private directory. The file inherits the same group and default ACL
-   * as a file that is created in `directory`. It can be renamed into `directory`, because both are on one mount.
+   * Returns an unused path for a temporary file that will be moved into `directory`. The path is in a private directory
+   * on the same mount, so that rename(2) works. There the file inherits the same group and default ACL as in
+   * `directory`.
    */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
     let temporary = this.#temporary.get(directory.inheritsFrom)?.temporary;

@@ -90,8 +90,8 @@ export class Flushes implements AsyncDisposable {
 
 /** Returns a time for Node's utimes(), exact to less than a microsecond. */
 export function seconds(ns: bigint): string {
-  // Most times in whole milliseconds have no exact floating point number of seconds, and rounding could move them into
-  // the neighboring millisecond. To prevent this, half a microsecond is added (subtracted from a negative time).
+  // Most whole milliseconds cannot be represented exactly as floating point seconds, and rounding could yield the
+  // neighboring millisecond. To prevent this, half a microsecond is added (subtracted from a negative time).
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
   const halfMicrosecond = ns < 0n ? -500n : 500n;
   // The result is a string, because Node replaces a negative number by the present time.

@@ -27,7 +27,7 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   if (directory) return claim(from, to);
   await linkAs(from, to, path);
   const [old, made] = await Promise.all([lstat(from), lstat(to)]);
-  // The name `from` is removed only while it still belongs to the placed file.
+  // `from` is removed only if it still names the placed file: another program may have replaced it.
   if (identityOf(old) === identityOf(made)) await unlink(from);
 }
 

@@ -148,8 +148,9 @@ export class Journal {
   }
 
   /**
-   * Appends a line. Opens the journal for each line, so that nothing has to be closed at the end. A failed append may
-   * leave a part of a line. To keep the next line readable, a newline is written before it.
+   * Appends a line. The file is opened for each line, so that it need not be closed when the agent ends. If the
+   * previous append failed, it may have left a part of a line. In this case a newline is written first, so that the new
+   * line stays readable.
    */
   async #append(line: string, flush: boolean): Promise<void> {
     const text = this.#isCut ? `\n${line}` : line;
@@ -175,9 +176,10 @@ export class Journal {
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
   const live = new Map<Bytes, string>();
-  // The text after the last newline is dropped: it is empty, or a line that a crash cut off. No such line is needed.
-  // For a cut "+" line, no file has been created yet. For a cut "*" line, the directory is still empty, and an earlier
-  // "+" line has its name. For a cut "-" line, the agent removes the file a second time, which does no harm.
+  // The text after the last newline is left out: it is empty, or a line that a crash cut off. A cut line is not needed:
+  // - "+": the file has not been created yet
+  // - "*": the directory is still empty, and an earlier "+" line has its name
+  // - "-": the file is removed a second time, which does no harm
   for (const entry of text.split('\n').slice(0, -1)) {
     const [path = '', mark = ''] = entry.slice(1).split(' ');
     const left = Buffer.from(path, 'base64url').toString('latin1');

@@ -36,8 +36,8 @@ const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(p
 
 /** Inodes of an open directory and of all directories above it, from the directory upwards. */
 export async function ancestry(at: Confined): Promise<string[]> {
-  // The path may be outdated, but only its number of levels is used. A synchronous call is safe here: the kernel
-  // answers from memory, without the disk.
+  // Only the number of directories in this path is used, because a rename may change their names at any time. The
+  // synchronous call does not block: the kernel answers from memory, without the disk.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }
@@ -67,8 +67,8 @@ export class Boundary {
   readonly unconfined: boolean;
 
   private constructor(roots: Bytes[], spelled: Bytes[], inodes: ProtectedInodes, processes: () => number[]) {
-    // A root inside another root is dropped, because the outer root covers it. A request that writes in the outer root
-    // could also make the inner path lead to another directory.
+    // A root inside another root is dropped, because the outer root covers it. The inner root would also be unsafe: a
+    // program that may write in the outer root could replace the inner one by a symlink to any directory.
     this.#roots = roots.filter((root) => !roots.some((other) => other !== root && within(root, other)));
     this.#spelled = spelled;
     this.#protected = inodes;
@@ -132,8 +132,8 @@ export class Boundary {
   }
 
   /**
-   * Throws if the file is protected. A symlink in a path has to pass only this check, because it may lie outside the
-   * roots.
+   * Throws if the file is protected. This is the only check of a symlink that is followed: the symlink itself may lie
+   * outside the roots.
    */
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);

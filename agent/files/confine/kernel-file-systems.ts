@@ -64,12 +64,13 @@ export async function showsProcess(
 }
 
 /**
- * Returns the pid of the process to which a /proc directory (of a process or thread) belongs; undefined for other
- * directories.
+ * Returns the pid of a process. `directory`: the directory in /proc of the process or of one of its threads. Returns
+ * undefined for any other directory.
  */
 async function processAt(directory: Bytes): Promise<number | undefined> {
   const status = await readFile(bytes(`${directory}/status`), 'latin1').catch(() => '');
   const numbers = /^NStgid:\s*(.*)$/m.exec(status)?.[1]?.split('\t');
-  // The last number is the pid in the process's own namespace, even if /proc belongs to another namespace.
+  // A process has a pid in each PID namespace around it. The last number is the pid that the process itself sees, like
+  // process.pid of the agent.
   return numbers && Number(numbers.at(-1));
 }

@@ -15,15 +15,15 @@ export interface ProtectedInode {
   parent: string | undefined;
   name: Bytes;
   /**
-   * True if `name` is the name of the protected path itself. False if directories above the path are missing: `name`
-   * is then the name of the topmost missing one.
+   * True if the directory of the protected path exists: `name` is then the last name of the path. False if this
+   * directory is missing: `name` is then the name of the topmost missing directory.
    */
   whole: boolean;
 }
 
 /**
- * Inodes are used for this many milliseconds before they are read again. If a new file replaces a protected one
- * meanwhile, the new file's inode is not known yet, but the file is protected by its name.
+ * Milliseconds for which the inodes are used before they are read again. If another file replaces a protected file in
+ * this time, its inode is not known yet, but its name protects it.
  */
 const trustMs = 1_000;
 
@@ -51,8 +51,8 @@ export class ProtectedInodes {
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
     if (stale) this.#lookedAt = monotonic();
-    // True for a path whose parent directory was missing when it was last read: the directory may exist by now. With
-    // `name`, the path must also contain this name.
+    // True if the path must be read again: its parent directory was missing at the last read, but may exist by now. If
+    // `name` is given, only paths that contain this name are read again.
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
@@ -103,8 +103,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * Returns undefined for a file that was removed meanwhile, and for a directory that the agent may not list. Stores
-   * any other error.
+   * Returns the result of `look`, or undefined if it fails. The error is stored in `#insideError`, unless the file was
+   * removed meanwhile or is a directory that the agent may not list.
    */
   #attempt<T>(look: () => T): T | undefined {
     try {

@@ -34,8 +34,7 @@ class Trail {
   }
 
   /**
-   * Opens a path with O_PATH. The path may be unchecked, because the caller checks the file or directory that was
-   * opened.
+   * Opens a path with O_PATH before the path is checked. The caller then checks the file or directory that was opened.
    */
   async hold(path: Bytes, flags: number): Promise<fs.Pinned> {
     const pinned = await fs.pin(path as fs.Confined, fs.pathOnly | flags);
@@ -207,8 +206,8 @@ export class Confinement {
 
   async #lookUp(trail: Trail, directory: fs.Confined, name: Bytes): Promise<PathEntry> {
     const surveyed = this.boundary.survey({ at: directory, name });
-    // `surveyed` is awaited further below. Without this handler, an earlier rejection would end the process as
-    // unhandled.
+    // Prevents an unhandled rejection, which would end the process. The error is thrown below, where `surveyed` is
+    // awaited.
     surveyed.catch(() => undefined);
     const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
       if (errnoOf(error) === 'ENOENT') return undefined;
@@ -225,8 +224,8 @@ export class Confinement {
   }
 
   /**
-   * Follows a symlink. The kernel resolves the directories in its target. The text "a/.." is never shortened here,
-   * because `a` may be a symlink.
+   * Follows a symlink. The kernel resolves the directories in its target. Shortening the text "a/.." here would be
+   * wrong if `a` is a symlink.
    */
   async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<PathEntry> {
     trail.hops += 1;
@@ -255,8 +254,8 @@ export class Confinement {
   }
 
   /**
-   * Throws `error`. Throws permission_denied instead if the deepest existing directory of the path is outside the
-   * roots, where `error` would reveal which paths exist.
+   * Throws `error` if the deepest existing directory of the path is inside the roots. Otherwise throws
+   * permission_denied, because `error` would reveal which paths exist outside the roots.
    */
   async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
     await this.#check(trail, { at: (await this.#reach(trail, path)).at });

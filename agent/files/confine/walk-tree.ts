@@ -126,8 +126,8 @@ class Walker implements Disposable {
   }
 
   /**
-   * Reads all names of a directory before any of them is visited. If names are removed during the reading, some file
-   * systems leave out other names.
+   * Reads all names of a directory before the first of them is visited. The caller may remove visited names, and some
+   * file systems would then leave out other names that have not been read yet.
    */
   async #namesIn({ inside, prefix }: Level): Promise<Bytes[]> {
     try {

@@ -43,8 +43,9 @@ const fitsSegment = (name: string[], segment: Segment): boolean =>
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
 
 /**
- * True if the pattern matches all items. Backtracks only to the last wildcard, because that wildcard can match
- * everything that an earlier wildcard could. So the number of steps is at most items times parts of the pattern.
+ * True if the pattern matches all items. After a mismatch, only the last wildcard is tried with more items, and no
+ * earlier wildcard: the last one can match whatever an earlier one could. So the number of steps is at most the number
+ * of items times the number of parts in the pattern.
  */
 function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {
   let [item, part] = [0, 0];
@@ -76,7 +77,7 @@ const plain = (character: string): string =>
 
 function segmentsOf(pattern: string): Segment[] {
   const names = pattern.replace(/^\//, '').split('/');
-  // Without a slash "**" means the same as "*".
+  // The glob "**" alone means the same as "*", because it contains no slash.
   if (names.length === 1 && names[0] === '**') return [['*']];
   return names.map((name) => (name === '**' ? name : piecesOf(Array.from(name))));
 }

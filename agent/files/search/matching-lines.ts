@@ -27,8 +27,8 @@ type Find = (bytes: Buffer) => number;
 export interface Text {
   find: Find;
   /**
-   * Maximum number of bytes of a hit. A hit may begin in one piece of a long line and end in the next. So at least this
-   * many bytes of a piece stay in memory.
+   * Maximum number of bytes that a hit can have. A hit may begin in one piece of a long line and end in the next. So at
+   * least the last `overlap` bytes of each piece stay in memory.
    */
   overlap: number;
 }
@@ -43,8 +43,8 @@ export function compileText(text: string, ignoreCase: boolean): Text {
   const find = (bytes: Buffer): number => {
     const decoded = bytes.toString();
     const at = decoded.toLowerCase().indexOf(lower);
-    // The offset is slightly wrong if a letter has another length in lower case. The only effect is on a long line: the
-    // reported part of the line starts a little too early or too late.
+    // A letter may have more or fewer bytes in lower case, so the offset may be slightly wrong. The only effect is on a
+    // long line: the reported part of the line starts a little too early or too late.
     return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
   };
   return { find, overlap };
@@ -78,8 +78,8 @@ export async function* linesWith(
 interface State {
   buffer: Buffer;
   /**
-   * Number of bytes in use in the buffer. They belong to a line whose end has not been read yet. Of a long line, only
-   * the last bytes stay in memory.
+   * Number of bytes in use in the buffer. Between two reads, the buffer contains the line whose end has not been read
+   * yet. Of a long line it contains only the last bytes.
    */
   held: number;
   number: number;

@@ -35,7 +35,10 @@ const most = 3;
 /** Options of Node for a spawner: a small heap and no garbage collector threads. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
 const startMs = 30_000;
-/** After a spawner has died: milliseconds for which SIGKILL is repeated for the processes that it was starting. */
+/**
+ * Milliseconds for which SIGKILL is repeated after a spawner has died. It kills the processes that the spawner was
+ * starting.
+ */
 const killForMs = 5_000;
 
 /**

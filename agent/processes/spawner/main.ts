@@ -51,7 +51,7 @@ function startByNode({ id, file, args, cwd, env }: SpawnRequest, files: number[]
   child.once('error', (error) => reportFailure(id, error));
   if (child.pid === undefined) return;
   report({ id, pid: child.pid, start: startTime(child.pid) });
-  // Node reports a death by a real-time signal as an exit with code 0.
+  // Known limitation: if a real-time signal ends the child, Node reports an exit with code 0.
   child.once('exit', (code, signal) =>
     report({ id, code: signal ? 128 + os.signals[signal] : (code ?? 0), signal: signal ?? '' }),
   );
@@ -120,8 +120,8 @@ function moveInto(directory: string): void {
 }
 
 /**
- * Returns the start time of a child in clock ticks since boot (proc(5)); empty if unreadable. No other process can have
- * the pid yet, because the spawner has not read the child's exit.
+ * Returns the start time of a child in clock ticks since boot (proc(5)); empty if unreadable. The pid still belongs to
+ * the child, even if the child has ended: the spawner has not read its exit, so the kernel does not reuse the pid.
  */
 function startTime(pid: number): string {
   try {

@@ -45,8 +45,8 @@ function loadLibc(koffi: Koffi) {
   const attributes = attributesOf(func);
 
   /**
-   * Starts a program in a new session and returns its pid. Returns undefined if the caller must start the program with
-   * Node's spawn, which also reports the error.
+   * Starts a program in a new session and returns its pid. Returns undefined if posix_spawn cannot start the program.
+   * The caller must then use Node's spawn, which also reports the error.
    */
   function spawn({ file, args, cwd, env }: SpawnRequest, files: readonly number[]): number | undefined {
     const argv = [file, ...args];
@@ -64,7 +64,7 @@ function loadLibc(koffi: Koffi) {
     return errno === 0 ? pid[0] : undefined;
   }
 
-  /** Returns the exit of the child once. Every other call returns undefined. */
+  /** Returns how the child has ended, at the first call after its end. Any other call returns undefined. */
   function wait(pid: number): Exited | undefined {
     const status = [0];
     if (waitpid(pid, status, noHang) !== pid) return undefined;
@@ -87,8 +87,8 @@ function loadLibc(koffi: Koffi) {
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);
-  // All bits are set by hand, because sigfillset(3) omits the signals that the C library uses itself (two in glibc).
-  // With sigfillset(3), the child would ignore these signals.
+  // All bits are set directly. sigfillset(3) would omit the signals that the C library uses itself (two in glibc), and
+  // the child would ignore these signals.
   const allSignals = Buffer.alloc(structBytes, 0xff);
   const failed = [
     func('int posix_spawnattr_init(void *attributes)')(attributes),

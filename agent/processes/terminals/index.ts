@@ -77,7 +77,8 @@ export class Terminals extends ProcessTable<Terminal, TerminalParts> {
       left.addEventListener('abort', terminal.keep(), { once: true });
       await terminal.begun(left);
       const { started } = terminal;
-      // If an earlier call opened the terminal, and the terminal is over, only the exit is sent.
+      // The start is not sent if an earlier call opened the terminal and the terminal is over: then only the exit is
+      // sent.
       if (started && !(found && terminal.exit) && !left.aborted) yield startedEvent(started);
       while (!terminal.exit && !left.aborted) await terminal.changed.wait(left);
       if (terminal.exit && !left.aborted) yield { event: { exit: terminal.exit } };
@@ -116,8 +117,8 @@ export class Terminals extends ProcessTable<Terminal, TerminalParts> {
 }
 
 /**
- * Handles the messages of a client until its call ends. After an error it still reads the messages but ignores them,
- * because unread messages would keep the call from ending. Never rejects.
+ * Handles the messages of a client until its call ends. After an error, further messages are read but ignored, because
+ * the call cannot end while messages are unread. Never rejects.
  */
 async function listen(incoming: AsyncIterator<AttachTerminalRequest__Output>, client: Client): Promise<void> {
   for (;;) {

@@ -131,8 +131,8 @@ export class Pty implements Stdio {
 function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['open']> {
   const { master, slave: given, pty } = maker.open(cols, rows);
   try {
-    // The addon's descriptor of the slave is replaced, because other programs that the agent starts would inherit it.
-    // Node opens the slave with close-on-exec.
+    // Node opens the slave again, with close-on-exec. The addon's own descriptor of the slave is closed, because other
+    // programs that the agent starts would inherit it.
     return { master, slave: openSync(pty, constants.O_RDWR | constants.O_NOCTTY), pty };
   } catch (error) {
     closeSync(master);

@@ -73,8 +73,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Keeps the terminal alive until the returned function is called. Once every function that keep() returned has been
-   * called, the terminal ends after `graceMs` milliseconds, unless keep() is called again.
+   * Keeps the terminal alive until the returned function is called. When all returned functions have been called, the
+   * terminal ends after `graceMs` milliseconds, unless keep() is called again before that.
    */
   keep(): () => void {
     this.#keepers += 1;
@@ -91,8 +91,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Attaches a client. It replaces a client with the same id, and takes over that client's number of accepted input
-   * bytes.
+   * Attaches a client. If a client with the same id is attached already, the new one replaces it and continues the
+   * count of its accepted input bytes.
    */
   attach(id: string, offset: number | undefined): Client {
     const from = offset ?? this.output.replayFrom();
@@ -225,7 +225,7 @@ export class Client {
       this.#periodBytes = 0;
     }
     this.#periodBytes += sent;
-    // A full message means that more output is ready.
+    // After a full message, more output is ready, so the next message is sent without a wait.
     if (this.#periodBytes <= sentAtOnce || sent === pieceBytes) return;
     await sleep(this.#periodAt + collectMs - now, signal);
   }
