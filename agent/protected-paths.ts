@@ -42,9 +42,9 @@ const everyService = [
 ];
 
 /**
- * Files and directories in the agent's data directory. Each of them is a protected path of its own, because it may be
- * mounted from another place in the file system. If only the data directory were protected, a request could use such a
- * file by its path at that other place.
+ * Files and directories in the agent's data directory. Each of them may be a bind mount, and then also has a path
+ * outside the data directory. Each is therefore protected on its own. Protection of the data directory alone would not
+ * cover that path.
  */
 const parts = [
   'identity.json',

@@ -23,7 +23,9 @@ export interface Agent {
   machineId: string;
   /** Resolves when the agent has ended after close(). Rejects with StartError if the broker has removed the machine. */
   ended: Promise<void>;
-  /** True unless the agent's connection loop hangs. The loop's waits between two attempts do not count as hanging. */
+  /**
+   * True while the loop that connects to brokers makes progress. Its wait before the next attempt counts as progress.
+   */
   alive(): boolean;
   /** Sends a farewell to the broker, ends running commands, and releases the data directory. */
   close(): Promise<void>;
@@ -130,8 +132,8 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 }
 
 /**
- * Returns this machine's identity, and removes the join token's file. A machine without an identity first joins the
- * broker, with retries.
+ * Returns this machine's identity. A machine that has none first joins a broker, with retries. Afterwards the file of
+ * the join token is removed.
  */
 async function joined(
   { data_dir, broker: brokers, name, tags, join_token, join_token_file: file }: AgentSettings,

@@ -117,16 +117,16 @@ function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
 }
 
 /**
- * Looks for the row with this id. If the row is found, returns a condition on its sequence number, so that the list
- * finds the row fast. Otherwise returns undefined, and the list filters by the id alone.
+ * Returns a SQL condition on the sequence number of the row with this id, so that the list finds the row fast. Returns
+ * undefined if no row is found. The list then filters by the id alone.
  */
 async function numberIs(history: History, id: string): Promise<Condition> {
-  // The search begins at the time in the id. An id from version 0.1.0 contains no time: timeOf() then usually returns a
-  // future time, and no search takes place.
+  // An id contains the time of its row, and the search begins at that time. Ids from version 0.1.0 contain no time. For
+  // them timeOf() usually returns a time in the future, and no search takes place.
   const at = timeOf(id);
   if (!(at <= now())) return undefined;
-  // Ids have no index, because every command would have to write to that index. The search skips rows that are
-  // older than the id.
+  // Ids have no index, because every command would have to write to that index. The search therefore uses `seq`, which
+  // grows with time, and reads no rows that are older than the id.
   const sql = 'SELECT seq FROM audit WHERE seq >= ? AND id = ? ORDER BY seq LIMIT 1';
   const [[row] = []] = await history.read([{ sql, values: [at * sequencesPerMs, id] }]);
   return row && ['seq = ?', Number(row.seq)];

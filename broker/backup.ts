@@ -23,8 +23,8 @@ export async function createBackups(
   async function copy(): Promise<void> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
-    // The copy is made between two commits of the state. Each entry for the history is therefore in the copied history,
-    // or still in the outbox of the copied state.json.
+    // State and history are copied between two commits of the state, so that both copies fit together. An entry that
+    // the copied history lacks is still in the outbox of the copied state.json.
     const [declared, copyHistory] = await state.between(
       (committed) => [committed, history.snapshot()] as const,
     );

@@ -36,7 +36,10 @@ export interface UpgradesOptions {
 }
 
 const pollMs = 250;
-/** Milliseconds between two messages about running processes, so that the call does not count as idle. */
+/**
+ * While an upgrade waits for running processes, it reports their number at least once in this many milliseconds.
+ * Otherwise the call would count as idle.
+ */
 const reportMs = 20_000;
 /**
  * Milliseconds in which farhand-agent-upgrade.service, which runs as root, must take the agent's request. systemd
@@ -169,8 +172,8 @@ export class Upgrades {
       processes.refuseStarts(false);
       this.#busy = false;
     });
-    // If the link is lost, the call ends, but the upgrade continues. So a failure is logged here too, and not only
-    // reported to the broker.
+    // A failure is reported to the broker, and also logged here. The broker gets no report if the link is lost: the
+    // call then ends, but the upgrade continues.
     done.catch((error: unknown) => log.warn({ err: error }, 'the agent was not upgraded'));
     return done;
   }
@@ -190,8 +193,8 @@ export class Upgrades {
           'refused',
           `the systemd unit farhand-agent-upgrade.service did not install the package: ${result.reason}`,
         );
-      // Root takes the request by renaming its file. If the agent can remove the file, root has not taken the request
-      // and never will.
+      // Root takes the request by renaming this file. If the agent can still remove the file after `takenMs`, root has
+      // not taken the request. After the removal, root can no longer take it.
       if (monotonic() - begun > takenMs && existsSync(file) && (await removed(file)))
         throw refusal(
           'not_supported',

@@ -65,8 +65,10 @@ const tables = [
   // machine.
   `DROP INDEX alerts_open;
   CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject, coalesce(machine_id, '')) WHERE resolved_at IS NULL`,
-  // JSON: the ids of the channels for the last step (opened, repeated or resolved). The JSON value null means all
-  // channels. SQL NULL means that an older broker wrote the step.
+  // `channel_ids` names the channels to notify of the alert's last step (opened, repeated or resolved), as JSON:
+  // - a list of ids: these channels
+  // - the JSON value null: all channels
+  // - SQL NULL: not recorded, because an older broker wrote the step
   'ALTER TABLE alerts ADD COLUMN channel_ids TEXT',
   'ALTER TABLE alerts ADD COLUMN machine_name TEXT',
 ];
@@ -100,8 +102,8 @@ export class AlertRecords {
   }
 
   /**
-   * Returns the unresolved alerts: all of them, or only alerts about these machines. The plus sign before `rowid` makes
-   * SQLite use the index `alerts_open` instead of reading the whole table by rowid.
+   * Returns the unresolved alerts: all of them, or only alerts about these machines. With `ORDER BY rowid`, SQLite
+   * would read the whole table. With the plus sign before `rowid`, SQLite uses the index `alerts_open`.
    */
   async unresolved(machineIds?: readonly string[]): Promise<Alert[]> {
     const [where, values] = allOf([['resolved_at IS NULL'], reachableOnly(machineIds)]);
@@ -177,8 +179,9 @@ export class AlertRecords {
   }
 
   /**
-   * Resolves an alert that is not resolved yet. Emits an event if the alert was opened; a held alert has had no event
-   * before. Without `rule`, the event goes to the channels of the alert's previous step.
+   * Resolves an alert that is not resolved yet. Emits alert.resolved, but not for a held alert, because alert.opened
+   * was not emitted for it either. The event goes to the channels of `rule`. Without `rule`, it goes to the channels of
+   * the alert's previous step.
    */
   resolve(alert: Alert, reason: Reason, rule?: AlertRule): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?, ${withChannels}
@@ -205,8 +208,8 @@ export class AlertRecords {
   }
 
   /**
-   * Acknowledges an alert if it is open. If it is acknowledged already, another note replaces the stored one, without
-   * an event. Returns the alert, changed or unchanged; undefined if it does not exist.
+   * Acknowledges an open alert. If the alert is acknowledged already, a different note replaces the stored note, key
+   * and time, and no event is emitted. Returns the alert as it is afterwards; undefined if it does not exist.
    */
   acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?

@@ -112,7 +112,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   }
 
   #mayReadAll({ key_id }: AlertChannel): boolean {
-    // A key that is limited to some machines is not allowed to read events that are about no machine.
+    // Only a key without limits reaches the empty machine id, and may read alerts that are about no machine.
     return this.#rightsOf(key_id)?.reaches('') === true;
   }
 

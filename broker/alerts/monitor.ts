@@ -163,8 +163,8 @@ export class Monitor {
     const { presence, machineFacts, scheduleRuns } = this.#services;
     const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
     if (!expires) this.#stopExpiries?.();
-    // An existing timer is not replaced. If each change of an object started a new timer, the wait of an hour would
-    // begin again each time.
+    // An existing timer is left as it is. A new timer after each change would start the wait of an hour again, and
+    // frequent changes would prevent the check.
     this.#stopExpiries = expires
       ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
       : undefined;
@@ -256,8 +256,8 @@ export class Monitor {
     const left = tracked.since + rule.for - monotonic();
     if (left <= 0) this.#tracked.open(tracked);
     else if (!isMeasured(rule.kind)) {
-      // The condition is checked again when this minimum time has passed. A measured value needs no timer, because the
-      // machine's next report checks it again.
+      // Checks the condition again when the minimum time has passed. Rules about measured values need no timer, because
+      // each report of the machine checks them again.
       tracked.cancelCheck();
       tracked.cancelCheck = after(left, () => this.#observe(tracked.rule, subject));
     }

@@ -52,8 +52,8 @@ interface DigestServices {
 const tables = [
   `CREATE TABLE alert_notices (event_id TEXT UNIQUE, down_from INTEGER, down_until INTEGER);
   CREATE TABLE alert_marks (name TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
-  // Adds the channels that the rule has at the time of the step. The rule may be changed or removed before the
-  // notification is made. JSON as in the table `alerts`.
+  // `channel_ids` has the channels that the rule had when the alert step was written. The rule may be changed or
+  // removed before the notification is made. The JSON is the same as in the table `alerts`.
   'ALTER TABLE alert_notices ADD COLUMN channel_ids TEXT',
 ];
 
@@ -93,8 +93,8 @@ export class Digest {
         VALUES (?, (SELECT channel_ids FROM alerts WHERE id = ?)) ON CONFLICT DO NOTHING`;
       return (transaction) => transaction.run(insert, id, String(data.alert_id));
     });
-    // Events of other brokers start the timer too. If such a broker is killed before it sends its notices, this broker
-    // sends them.
+    // Alert steps of other brokers start the timer of this broker too. If the other broker is killed before it sends a
+    // notification, this broker sends it.
     this.#stopListening = events.listen(({ type }) => {
       if (steps[type] && state.alert_channels.size > 0) this.#startTimer();
     });
@@ -136,7 +136,8 @@ export class Digest {
   }
 
   /**
-   * Starts the timer if it is not running and the database has notices. A broker that ended may have left them unsent.
+   * If the database has notices and no timer runs, starts the timer. An ended broker may have left these notices
+   * unsent.
    */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history
@@ -170,7 +171,8 @@ export class Digest {
     this.#latest ??= at + this.#times.longestMs;
     const due = Math.max(this.#earliest, Math.min(at + this.#times.quietMs, this.#latest));
     this.#cancel();
-    // Before start(), `due` is infinite and no timer is set. start() then finds the stored steps and starts the timer.
+    // Before start(), `#earliest` is infinite, so `due` is infinite too and no timer is set. start() finds the notices
+    // in the database and sets the timer.
     if (Number.isFinite(due)) this.#cancel = after(Math.max(0, due - at), () => void this.#send());
   }
 
@@ -272,7 +274,7 @@ export class Digest {
 
 function noticeIn(row: Row): Notice[] {
   const step = row.type === null ? undefined : steps[textIn(row, 'type')];
-  // The event is missing if it was deleted because of its age.
+  // A row has no event if it is about a downtime, or if its event was deleted because of its age.
   if (step === undefined) return [];
   const data = jsonIn(row, 'data') as Record<'alert_id' | 'rule_id' | 'name' | 'message', string>;
   const { alert_id, rule_id, name, message } = data;

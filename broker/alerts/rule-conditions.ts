@@ -39,8 +39,8 @@ export const brokerRules = 'broker-rules';
 
 export interface Observation {
   /**
-   * True if the condition holds, false if it does not. Undefined if the alert must stay as it is, for example because
-   * the broker does not know the value now, or because the value is between `recover` and `above`.
+   * True if the condition holds, false if it does not. Undefined leaves the alert as it is, for example because the
+   * broker does not know the present value, or because the value is between `recover` and `above`.
    */
   holds: boolean | undefined;
   /** Milliseconds for which the condition has held already, as far as is known. */
@@ -52,8 +52,8 @@ export interface Observation {
 const unclear: Observation = { holds: undefined, value: null, message: '' };
 const fine: Observation = { holds: false, value: null, message: '' };
 /**
- * A machine without a link does not count as offline for this many milliseconds after the broker started or took over
- * the machine. It may not have linked again yet.
+ * Milliseconds for which a machine may be without a link after this broker started or took over the machine. The
+ * machine does not count as offline meanwhile, because it needs time to link again.
  */
 const returnMs = 60_000;
 
@@ -187,8 +187,8 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - (this.#adoptedAt.get(machineId) ?? this.#started);
-    // Time offline counts at the earliest from the moment when this broker started or took over the machine. The broker
-    // cannot know whether the machine was offline before.
+    // Time offline counts at the earliest from `returnMs` after this broker started or took over the machine. This
+    // broker did not see whether the machine had a link before.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };
@@ -262,8 +262,8 @@ function measure({ kind, mount }: AlertRule, report: Report): Measured | undefin
 }
 
 /**
- * Returns the usage of the file system at a mount point, or of the fullest one if `mount` is `*`. `*` leaves out file
- * servers, except at `/`: a full file server would open an alert for each machine that has mounted it.
+ * Returns the usage of the file system that is mounted at `mount`; for `*`, of the fullest file system. With `*`, file
+ * servers do not count, except at `/`. A full file server would open an alert for each machine that has mounted it.
  */
 function measureDisks(mount: string, { disks }: Report): Measured | undefined {
   const fitting = disks.filter((one) =>

@@ -97,9 +97,10 @@ function defaultsOf(kind: AlertKind) {
 const defaultRecover = (above: number): number => Math.round(above * 90) / 100;
 
 /**
- * Returns the `recover` of a changed rule whose request does not set `recover`. This is usually the old value. It is
- * null, so that checked() computes a new default, in two cases: the old value was the default for the old `above`, or
- * is higher than the new `above`.
+ * Returns the `recover` of a changed rule whose request does not set `recover`.
+ * - Returns null if the old value was the default for the old `above`, or is higher than the new `above`. checked()
+ *   then computes a new default.
+ * - Otherwise returns the old value.
  */
 function recoverAfter({ above: old, recover }: AlertRule, { above }: Changes): number | null {
   if (typeof above !== 'number' || old === null || recover === null) return recover;

@@ -7,7 +7,10 @@ import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
 import type { Windows } from './maintenance-windows.ts';
 import type { Conditions } from './rule-conditions.ts';
 
-/** A rule and a subject for which the condition holds or the alert is not resolved yet. */
+/**
+ * A rule and one of its subjects. The pair is tracked while the condition of the rule holds for the subject, or while
+ * their alert is not resolved.
+ */
 export interface Tracked {
   rule: AlertRule;
   subject: Subject;

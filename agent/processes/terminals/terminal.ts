@@ -242,8 +242,9 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
-    // While input is paused, the client's acknowledgements are not read, so all sent output counts as acknowledged.
-    // Otherwise unacknowledged output could pause the program, and it would never read its input.
+    // While input is paused, no message of the client is read, not even an acknowledgement of output. All sent output
+    // then counts as acknowledged. Otherwise the program could block in a write of output, and would never read its
+    // input.
     if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));

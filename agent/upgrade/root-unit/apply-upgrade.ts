@@ -30,7 +30,7 @@ const stateSchema = z.object({
   /** The key that the machine trusts once the upgrade has succeeded, in base64. */
   public_key: z.string(),
   phase: z.enum(['switching', 'rolling_back']),
-  /** Number of times that this phase was started; a reboot can interrupt it. */
+  /** Number of times that this phase was started. A phase that a reboot has interrupted is started again. */
   begun: z.number(),
   /** Why the previous version is being restored; empty as long as the new version may still succeed. */
   reason: z.string(),
@@ -78,8 +78,8 @@ class Upgrade {
   }
 
   /**
-   * Takes a request and prepares the new version. On success, writes the state file. Because of that file systemd
-   * starts the unit again, which then runs finish().
+   * Takes a request, prepares the new version and writes the state file. While that file exists, systemd starts the
+   * unit again, which then runs finish(). If the package is refused, no state file is written.
    */
   async begin(): Promise<void> {
     const taken = await takeRequest(this.#directory);

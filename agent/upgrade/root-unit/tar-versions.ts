@@ -27,7 +27,8 @@ export class TarVersions implements Installer {
       await must('tar', ['-xzf', this.#paths.copy, '-C', folder, '--no-same-owner', '--strip-components=1']);
       await must('chmod', ['0755', folder]);
       await assertRuns(folder, version);
-      // Without this flush, a power failure could leave a link to the new version, whose files are empty.
+      // The new version is flushed to the disk before it can become current. Otherwise a power failure could leave its
+      // files empty.
       await must('sync', ['-f', folder]);
       await rename(folder, join(place, after));
     } catch (error) {
@@ -61,8 +62,8 @@ export class TarVersions implements Installer {
 }
 
 /**
- * Makes the link `current` point to a version. If `current` pointed to another version, the link `previous` then points
- * to that one. Each link is replaced atomically.
+ * Makes the link `current` point to the version `name`. If another version was current before, the link `previous` then
+ * points to that version. Each link is replaced atomically.
  */
 async function point(name: string): Promise<void> {
   const before = await readlink(current).catch(() => name);

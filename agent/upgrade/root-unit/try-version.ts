@@ -23,8 +23,8 @@ export async function assertRuns(home: string, version: string): Promise<void> {
 }
 
 /**
- * Runs `install` of a version, which restarts the service. Returns '' if `install` succeeds, otherwise its output. The
- * service may run after a failed `install`, and may not run after a successful one.
+ * Runs `install` of a version, which restarts the service. Returns the output if `install` fails, and '' if it
+ * succeeds. The result does not say whether the service runs: that must be checked separately.
  */
 async function startVersion(command: string): Promise<string> {
   const { code, stdout, stderr } = await run(command, ['install']);
