@@ -29,8 +29,8 @@ function wordsIn(line: string): string[] {
 }
 
 /**
- * Returns the text that bash expects for a candidate, with special characters escaped. bash begins a new word at a
- * colon. Therefore the part up to the last colon of `current` is left out.
+ * Returns the text that bash inserts for a candidate, with special characters escaped. For bash, a new word begins
+ * after each colon in `current` (the text typed so far). So only the part after the last colon is returned.
  */
 const forBash = (candidate: string, current: string): string =>
   candidate.slice(current.lastIndexOf(':') + 1).replace(/[^\w@%+=:,./~-]/gu, '\\$&');

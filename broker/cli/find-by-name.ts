@@ -25,7 +25,8 @@ function kind<T extends Named>(
   list: (client: Farhand, search: string) => List<T>,
   describe: Describe<T> = () => () => '',
 ): Kind {
-  // The length is checked too, because a machine may be named mach_web.
+  // An id is `prefix`, an underscore and 22 characters. The 22 characters are checked too, because a machine may have
+  // the name mach_web.
   const idForm = new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`);
   return {
     names: async (client, search) => (await list(client, search)).items.map(({ name }) => name),

@@ -150,8 +150,8 @@ export function addJoinTokens(program: Command): void {
 
 async function fromCheckout(client: Farhand, name: string | null): Promise<string> {
   const { grpc_address } = await client.service.info().catch(() => ({ grpc_address: '' }));
-  // Without a host, or with the host 0.0.0.0 or [::], the address does not say where an agent finds the broker. The
-  // agent then gets 127.0.0.1. A broker that runs with `--local` has no address, so the agent also gets port 8421.
+  // If the broker listens on every address, grpc_address is only a port, or its host is 0.0.0.0 or [::]. The printed
+  // command then has the host 127.0.0.1. A broker with `--local` has no address, so the command has 127.0.0.1:8421.
   const address =
     grpc_address.replace(/^(?:(?:0\.0\.0\.0|\[::\])?:)?(\d+)$/, '127.0.0.1:$1') || '127.0.0.1:8421';
   const named = name === null ? '' : ` --name ${quoteForShell(name)}`;

@@ -5,8 +5,8 @@ const lasting = new Set([1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 104
 /** The DEC modes that show the alternate screen, which programs such as editors fill. */
 const alternateScreen = [47, 1047, 1049];
 /**
- * The DEC mode that makes the cursor visible. Terminals start with this mode set, so undo() sets it again if a program
- * has reset it.
+ * The DEC mode that makes the cursor visible. This mode is on when a terminal starts. If a program turned it off,
+ * undo() turns it on again.
  */
 const cursor = 25;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with a control character

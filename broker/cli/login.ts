@@ -38,7 +38,7 @@ export function addLogin(program: Command): void {
 
 async function login(text: string | undefined, options: Options<typeof flags>): Promise<void> {
   const { keyStdin, output } = options;
-  // A prompt for the URL would read the key from standard input, and print it.
+  // With --key-stdin, standard input contains the key. A prompt for the URL would read that key, and print it.
   if (keyStdin && text === undefined) throw new UsageError('--key-stdin needs the URL of the broker too');
   if (!keyStdin && !isInteractive()) {
     throw new UsageError(

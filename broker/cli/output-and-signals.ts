@@ -95,8 +95,8 @@ export function writeNow(name: OutputName, bytes: Uint8Array | string): void {
   const { fd } = process[name];
   isFile[name] ??= fstatSync(fd).isFile();
   if (!isFile[name]) return void process[name].write(bytes);
-  // Files are written synchronously, because Node's stream does not notice if a full disk has stored only a part of
-  // the bytes.
+  // A full disk may store only a part of the bytes, and Node's stream does not report this. Files are therefore written
+  // by writeSync().
   const buffer = Buffer.from(bytes);
   try {
     for (let at = 0; at < buffer.length; ) at += writeSync(fd, buffer, at);

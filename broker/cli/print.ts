@@ -10,8 +10,8 @@ export type Format = 'text' | 'json';
 export type Cell = string | number | boolean | null | undefined;
 
 /**
- * Prints a result as JSON or as text. If `text` returns lines, they are sanitized here. If `text` returns a string, it
- * must already be sanitized. The strings that table() and record() return are sanitized.
+ * Prints a result as JSON or as text. Lines that `text` returns are sanitized here. A string that `text` returns must
+ * be sanitized already, like the strings of table() and record().
  */
 export async function print(
   format: Format,

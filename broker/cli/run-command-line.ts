@@ -18,8 +18,7 @@ export async function run(argv: string[]): Promise<void> {
       return await (await import('./completion-candidates.ts')).complete(argv.slice(3));
     await (await createProgram(argv[2])).parseAsync(argv);
   } catch (error) {
-    // Commander has already printed the error. It also throws after printing help or the version, which are
-    // no failures.
+    // Commander has printed its error already. After help or the version, it throws with the exit code 0.
     if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
     else if (error instanceof FarhandError) end(refusal(error), 1);
     else if (error instanceof Exit) end(error.message && `farhand: ${error.message}`, error.exitCode);

@@ -173,8 +173,8 @@ function onChangeOf({ onChange: path, recursive, settle }: Item): Item {
 }
 
 /**
- * Converts --notify-failure and --notify-success to a field of a request. If a flag is missing, an update leaves its
- * setting unchanged, and a new schedule does not emit its event.
+ * Converts --notify-failure and --notify-success to the field `notify` of a request. In an update, a missing flag
+ * leaves its setting unchanged. For a new schedule, a missing flag means that its event is not emitted.
  */
 function notifyOf({ notifyFailure: on_failure, notifySuccess: on_success }: Item): Item {
   return on_failure === undefined && on_success === undefined ? {} : { notify: { on_failure, on_success } };

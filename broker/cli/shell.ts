@@ -113,7 +113,8 @@ export async function showSession(client: Farhand, session_id: string, observe: 
         if (terminal && modes.isAlternateScreen && !observe) redraw(terminal);
       }
       if (terminal) continue;
-      // The terminal is restored first. Otherwise the last message would vanish with the alternate screen.
+      // The normal screen is restored before codeOf() prints the last message. Otherwise that message would vanish with
+      // the alternate screen.
       restore();
       return code ?? codeOf(ending, session_id);
     }
@@ -220,8 +221,8 @@ async function drive(
 
 interface Typing {
   /**
-   * Must be called with each piece of the terminal's output. Once the local input has ended, sends Ctrl-D again after
-   * each piece that may end with a prompt.
+   * Call this with each piece of the terminal's output. After the end of the local input, it sends another Ctrl-D if
+   * the piece may end with a prompt of the shell.
    */
   answer(bytes: Uint8Array): void;
   stop(): void;
@@ -264,8 +265,8 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
   // An earlier stop() may have paused the input, so resume() is called.
   if (!observe || stdin.isTTY) stdin.on('data', take).resume();
   return {
-    // Ctrl-D is meant for the shell, but a program that the shell runs may read it first. Ctrl-D is therefore sent
-    // again after output that does not end with a line feed, because such output may be a prompt of the shell.
+    // The first Ctrl-D is meant for the shell, but a program that the shell runs may read it. Output without a line
+    // feed at its end may be a prompt of the shell, so Ctrl-D is sent again after such output.
     answer: (bytes) => void (over && bytes.at(-1) !== newline && terminal.write(endOfInput)),
     stop() {
       stopped = true;

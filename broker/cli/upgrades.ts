@@ -106,7 +106,10 @@ export function addUpgrades(program: Command): void {
   });
 }
 
-/** Returns the progress in waves. The broker reports it only to a key that may use all machines of the upgrade. */
+/**
+ * Returns the number of the current wave and of all waves, such as "2 of 5". The broker reports these numbers only to a
+ * key that may use all machines of the upgrade.
+ */
 const waveText = ({ current_wave, waves }: Pick<Upgrade, 'current_wave' | 'waves'>): string =>
   waves === null ? 'unknown' : `${current_wave} of ${waves}`;
 

@@ -85,8 +85,8 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
 }
 
 /**
- * Returns the help texts of a route's flags. Removes defaults for a PATCH route, because a missing flag leaves its
- * field unchanged.
+ * Returns the help texts of a route's flags. For a PATCH route, the texts contain no defaults, because a missing flag
+ * leaves its field unchanged.
  */
 function helpTexts({ method }: Route, flags: Flags = {}): Flags {
   if (method !== 'PATCH') return flags;
@@ -187,8 +187,8 @@ function routeOf(noun: string, operation: string): Route {
 const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
 
 /**
- * Returns an object whose keys are the fields of a route's body. In a packaged program, `body` is such an object
- * instead of a zod schema (scripts/package/routes-as-plain-data.ts).
+ * Returns an object whose keys are the fields of a route's body. In a checkout, `body` is a zod schema with such an
+ * object. In a packaged program, `body` itself is this object (scripts/package/routes-as-plain-data.ts).
  */
 function bodyOf({ body = {} }: { body?: object | undefined }): object {
   return 'shape' in body && typeof body.shape === 'object' ? (body.shape ?? {}) : body;

@@ -32,8 +32,8 @@ export const renewal = `INSERT INTO brokers VALUES ($1, $2, clock_timestamp() + 
   ON CONFLICT (id) DO UPDATE SET url = excluded.url, lease_until = excluded.lease_until`;
 export const releasing = 'DELETE FROM brokers WHERE id = $1';
 /**
- * Makes broker $1 the owner of the machines $2, whose links are $3. The epoch of a machine increases with each new
- * owner. Writes with an older epoch are refused.
+ * Makes broker $1 the owner of the machines $2, with the link ids $3. A new owner raises the epoch of the machine. The
+ * database then refuses writes of the former owner, because they contain the lower epoch.
  */
 export const taking = `INSERT INTO owners AS o (machine_id, broker_id, epoch, link_id)
   SELECT machine, $1, 1, nullif(link, '') FROM unnest($2::varchar[], $3::varchar[]) AS t (machine, link) ORDER BY machine
@@ -65,7 +65,10 @@ export const readingTasks = 'SELECT name FROM tasks WHERE broker_id = $1';
 /** `ms` is the number of milliseconds until each lease ends. */
 export const readingBrokers =
   'SELECT id, url, directory_id, (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::float8 AS ms FROM brokers';
-/** Reads the id of the oldest transaction in progress. A row that is committed later has `changed` >= this id. */
+/**
+ * Reads the id of the oldest transaction in progress. In each row that is committed from now on, `changed` is this id
+ * or a larger one.
+ */
 export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS xid';
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
@@ -76,9 +79,9 @@ export const readingOwners =
 export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 
 /**
- * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own.
- * Leaves out brokers whose lease ended over an hour ago. Also leaves out an ended lease if a valid lease has the same
- * URL, because that broker was started again.
+ * Lists the brokers that share a database, with the seconds until their leases end and the numbers of their machines.
+ * Leaves out brokers whose lease ended over an hour ago. Also leaves out the old row of a broker that was started
+ * again: the lease in that row has ended, and a valid lease has the same URL.
  */
 export const listingBrokers = `SELECT id, url, directory_id, (extract(epoch FROM lease_until) * 1000)::float8 AS until_ms,
   (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
@@ -97,8 +100,8 @@ export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_tim
 export const redeemingToken =
   'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';
 /**
- * Each broker runs these statements once a minute. A broker that is started again gets a new row. The second statement
- * then deletes its old row, when the lease in the old row has expired.
+ * Each broker runs these statements once a minute. The second one is for a broker that was started again, and has a new
+ * row with the same directory_id. Once the lease in the old row has expired, it deletes the old row.
  */
 export const expiring = [
   'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()',

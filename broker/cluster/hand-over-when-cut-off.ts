@@ -8,7 +8,7 @@ import type { Peer } from './peers/owner-lookup.ts';
 
 /** Path at the peer port. A broker that can reach the database answers with 204. */
 export const hasDatabasePath = '/peer/has-database';
-/** Milliseconds between two rounds in which all other brokers are asked. */
+/** While this broker cannot reach the database, it asks all other brokers at this interval, in milliseconds. */
 const askMs = 2_000;
 
 interface Services {

@@ -17,8 +17,8 @@ export class Lease {
   readonly directoryId: string;
   readonly #connection: PostgresListener;
   /**
-   * `#until` is the end of the lease. `#steadySince` is the time since which the lease has been valid without a break.
-   * Both are times of the monotonic clock.
+   * `#until`: time until which this broker relies on its lease, which is `marginMs` before the lease ends.
+   * `#steadySince`: time since which the lease has been valid without a break. Both are times of the monotonic clock.
    */
   #until = 0;
   #steadySince = 0;
@@ -41,8 +41,8 @@ export class Lease {
   }
 
   /**
-   * True if this lease was valid for the last `leaseMs` milliseconds, so that every running broker had time to renew
-   * its own lease. Only then does this broker claim the machines and tasks of brokers with an expired lease.
+   * True if this lease has been valid without a break for `leaseMs` milliseconds. In that time, every running broker
+   * could renew its own lease. Only then does this broker claim machines and tasks of brokers with an expired lease.
    */
   get isSteady(): boolean {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
@@ -51,8 +51,8 @@ export class Lease {
   /** Renews the lease now. Returns true if this renewal and all others of the last `leaseMs` milliseconds succeeded. */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});
-    // After an outage of the database, the result stays false for a while, so that all brokers have time to reconnect.
-    // A broker that is not connected yet sends its agents away as soon as another broker answers true.
+    // After an outage of the database, the result stays false for `leaseMs` milliseconds, so that all brokers can
+    // reconnect. If one broker answered true earlier, a broker that has not reconnected yet would send its agents away.
     return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
   }
 

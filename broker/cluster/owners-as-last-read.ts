@@ -39,7 +39,10 @@ export class OwnersAsLastRead {
   #living = '';
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
-  /** The value of `#connection.connects` at the last read. If this value has changed, read() reads everything again. */
+  /**
+   * How often `#connection` had been opened when the last read began. If it was opened again since, read() reads
+   * everything again.
+   */
   #connects = 0;
 
   constructor(

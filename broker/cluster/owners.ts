@@ -66,7 +66,7 @@ export class Cluster implements Owners {
   #isTaking = false;
   readonly #endsOfLinks: EndsOfLinks;
   #stops: (() => void)[] = [];
-  /** The last failure to renew the lease, as logged; empty after a success. A failure that lasts is logged once. */
+  /** Text of the last logged failure to renew the lease; empty after a success. The same failure is logged once. */
   #loggedFailure = '';
   #isClosed = false;
 
@@ -121,7 +121,7 @@ export class Cluster implements Owners {
     return this.#lease.isGood;
   }
 
-  /** True if the lease of this broker has expired; false if this broker has given it up. */
+  /** True if the lease has expired because this broker could not renew it. False if this broker gave it up. */
   get isCutOff(): boolean {
     return !this.#isClosed && !this.isAlive;
   }
@@ -376,7 +376,7 @@ export class Cluster implements Owners {
       if (this.#owners.of(id)?.brokerId !== this.brokerId) this.#unloaded.delete(id);
     const own = machineIds.filter((id) => this.#owners.of(id)?.brokerId === this.brokerId);
     await this.#become([...new Set([...own, ...this.#unloaded])]);
-    // The machines of a broker that has stopped are claimed without waiting for the next renewal.
+    // If another broker has stopped, claims its machines now, not only at the next renewal of the lease.
     if (brokersChanged && this.#stops.length > 0)
       await this.#claim().catch((err: unknown) =>
         this.#log.debug({ err }, 'could not claim machines; trying again when this broker renews its lease'),

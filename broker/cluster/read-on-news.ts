@@ -3,8 +3,8 @@
 import { sleep } from '../../shared/clock.ts';
 
 /**
- * Shortest time in milliseconds between two reads of changes of other brokers. A busy broker commits a
- * thousand times a second.
+ * Milliseconds to wait between two reads. A busy broker commits a thousand times a second. Because of this wait, one
+ * read covers many of its commits.
  */
 const betweenMs = 20;
 
@@ -20,7 +20,7 @@ export class NewsReader {
     this.#onError = onError;
   }
 
-  /** Starts a read soon. If a read is in progress, one more read follows it, however often this is called. */
+  /** Starts a read soon. Calls during a read start exactly one more read after it. */
   wake(): void {
     this.#hasNews = true;
     if (this.#isClosed) return;

@@ -28,8 +28,8 @@ const name = 'farhand-broker';
 const validSeconds = 15 * 60;
 
 /**
- * Files that a new broker gets. authority.json is written last: `join` refuses a directory with this file, so an
- * interrupted `join` can be run again.
+ * Files that a new broker gets. authority.json is written last, because `join` refuses a directory that has this file.
+ * So `join` can be run again after an interruption.
  */
 const files = [...authorityFiles, vaultFile].reverse();
 const [authorityFile] = authorityFiles;

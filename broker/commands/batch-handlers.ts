@@ -175,8 +175,9 @@ export class Batches {
   }
 
   /**
-   * Returns a number that grows with each stored change to a batch's commands. Undefined if all commands have ended, or
-   * if other brokers may change them.
+   * Returns a number that grows with each stored change to the commands of a batch. Returns undefined if all commands
+   * have ended. Also returns undefined if several brokers share the database, because this broker cannot count the
+   * changes of other brokers.
    */
   changesOf(id: string): number | undefined {
     const { scheduler, store, cluster } = this.#context;

@@ -150,8 +150,9 @@ export class BatchStore {
   }
 
   /**
-   * Updates `elsewhere` and `failures` of the batch from the database. Returns true if no further command may start.
-   * Inside a transaction the answer is exact, because all brokers' transactions run one after another.
+   * If several brokers share the database, reads `elsewhere` and `failures` from it, and returns true if the batch
+   * allows no further command to start. With a single broker, returns false, because the scheduler checks the limits.
+   * If `reader` is a transaction, the result is exact: the transactions of all brokers run one after another.
    */
   async isFull(batch: BatchProgress, reader: RowReader = this.#history): Promise<boolean> {
     const { id, concurrency, max_failures } = batch;
@@ -217,7 +218,7 @@ export class BatchStore {
 
   /** Counts the members of a batch by status, on these machines or on all. */
   async tally(batchId: string, machines?: readonly MachineId[]): Promise<Tally[]> {
-    // read() does not block the event loop, although a batch can have 10,000 commands.
+    // A batch can have 10,000 commands. read() counts them without blocking the event loop.
     const sql = `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
        WHERE batch_id = ?1 AND (CAST(?2 AS TEXT) IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`;
     const values = [batchId, machines ? JSON.stringify(machines) : null];

@@ -22,8 +22,8 @@ export class BatchFollower {
 
   /**
    * Removes abandoned batches, and finds the batches that are still incomplete. Call this before this broker takes over
-   * machines: a takeover skips the commands of incomplete batches, and read() loads them once the batch is complete. If
-   * a batch were completed between the takeover and this call, read() would miss it.
+   * machines. A takeover does not load the commands of incomplete batches: read() loads them once the batch is
+   * complete. read() would miss a batch that is completed after a takeover and before this call.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

@@ -26,8 +26,8 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   /** Time until which the command may wait for its machine; null without `queue_for`. */
   queue_until: number | null;
   /**
-   * Journal id of the agent that has the command; empty if no agent has it. If the agent's journal id changes, the
-   * agent has lost its data.
+   * Journal id that the agent had when it got the command; empty if no agent has the command. An agent that has another
+   * journal id now has lost its data.
    */
   journal_id: string;
   /** True once a request has cancelled the command. */
@@ -138,8 +138,8 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
 
 /** Converts an agent's exit report to fields of the command's record. `journalId` is the id of the agent's journal. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
-  // EXPIRED means that the command never ran. The command counts as lost instead if the broker saw it run, or if the
-  // agent's journal has changed since the agent got the command.
+  // The agent reports EXPIRED for a command that never ran. The broker stores `lost` instead if it saw the command run,
+  // or if the agent has got another journal since it got the command.
   const unsure =
     exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
     (command.started_at !== null || journalId !== command.journal_id);

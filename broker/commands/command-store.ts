@@ -104,8 +104,8 @@ export class CommandStore {
     { keepMs, keepBytes }: CommandSettings,
   ): Promise<CommandStore> {
     const { history } = services;
-    // Version 0.1.0 created these tables in the steps 1 to 3. The first step in `tables` replaces all three, so it has
-    // the number 3.
+    // Version 0.1.0 created these tables in three steps. `tables` begins with a single step in place of these three,
+    // and its number is 3.
     await history.migrate('commands', tables, 3);
     history.count(countedCommands);
     await BatchStore.migrate(history, keepMs);
@@ -177,7 +177,7 @@ export class CommandStore {
   dispatched({ id, machine_id, journal_id }: Command, transaction: HistoryTransaction): void {
     transaction.about(machine_id);
     const directory = this.#services.cluster?.directoryId ?? null;
-    // No other columns are set, because SQLite rewrites the indexes of each column that is set.
+    // Sets only two columns, which have no index. SQLite rewrites the indexes of each column that is set.
     const dispatched = 'UPDATE commands SET journal_id = ?, output_directory = ? WHERE id = ?';
     transaction.run(dispatched, journal_id, directory, id);
   }
@@ -300,7 +300,7 @@ export class CommandStore {
     await history.write((transaction) => transaction.run(claim, cluster.directoryId, ids));
   }
 
-  /** Ids of commands that may have output files here. */
+  /** Returns the ids of commands that may have output files on this broker's disk. */
   async withFiles(): Promise<Set<string>> {
     const rows = await this.history.all(
       `SELECT id FROM commands WHERE ${isOpen} OR (kept_bytes > 0 AND ${this.#filesAreHere})`,
@@ -331,7 +331,8 @@ export class CommandStore {
   async #dropOldest(): Promise<void> {
     const oldest = `SELECT id, kept_bytes FROM commands WHERE ${ended} AND ${this.#filesAreHere} ORDER BY finished_at LIMIT 1`;
     while (this.#storedBytes > this.#keepBytes) {
-      // The size is read inside the transaction, because the row may be deleted for its age at the same time.
+      // The row is read inside the transaction. Otherwise it could be deleted for its age at the same time, and its
+      // bytes would be subtracted twice.
       const dropped = await this.history.write(async (transaction) => {
         const row = await transaction.get(oldest);
         if (row) transaction.run(dropFiles, textIn(row, 'id'));

@@ -4,8 +4,8 @@ import { iso } from '../../shared/clock.ts';
 import type { Batch, Command, CommandRecord, Tally } from './command-record.ts';
 
 /**
- * Bytes of each stream in an item of a list: enough to see the result, and few enough for a page of 100
- * items.
+ * Maximum bytes of stdout, and of stderr, for each command in a list. These are enough to see the result, and a page of
+ * 100 commands stays small.
  */
 export const listedBytes = 4096;
 

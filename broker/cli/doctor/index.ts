@@ -42,8 +42,8 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     );
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // configured() returns a Finding if the settings are wrong, for example if the stored login is damaged. If no broker
-  // is configured, but the user gave a data directory, only the directory is checked.
+  // `place` is a Finding if the settings are wrong, for example if the stored login is damaged. Otherwise the broker is
+  // checked if one is configured, or if the user gave no data directory.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));

@@ -59,8 +59,8 @@ export async function follow(
 }
 
 /**
- * Returns a handler for errors of follow(). The handler replaces a FarhandError by a StartError. Its message says that
- * `what` was sent but cannot be followed, so that the user does not send it twice. Other errors are thrown unchanged.
+ * Returns an error handler for follow(). For a FarhandError, the handler throws a StartError with the message that
+ * `what` was sent but cannot be followed. So the user does not send it twice. Other errors are thrown unchanged.
  */
 export const wasSent =
   (what: string, next: string) =>
@@ -93,8 +93,8 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
 }
 
 /**
- * Writes output of a command. A failed write is ignored, because the command is then being cancelled and its output is
- * no longer needed.
+ * Writes output of a command. A failed write is ignored here: it makes cancelOnSignals() cancel the command, whose
+ * output is then no longer needed.
  */
 export async function writeOutput(stream: OutputName, bytes: Uint8Array | string): Promise<void> {
   await write(stream, bytes).catch((error: unknown) => {

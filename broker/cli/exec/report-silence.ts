@@ -5,7 +5,7 @@ import { hint } from '../print.ts';
 
 /** A broken connection is reported after this number of milliseconds. Shorter interruptions are not reported. */
 const brokenMs = 3_000;
-/** The machine's status is read at intervals of this number of milliseconds, but only while no event arrives. */
+/** After this many milliseconds without an event of the command, the status of its machine is read. */
 const silentMs = 10_000;
 
 export interface ConnectionReporter {

@@ -62,7 +62,7 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
 /** Links to create and modes of directories to set after all files are written. */
 interface Later {
   links: { path: tar.Bytes; target: tar.Bytes }[];
-  /** Modes by path. The root is first, with mode 0755; if the archive has an entry for the root, its mode is used. */
+  /** Modes of the directories in the archive. The root is first: its mode is 0755, unless the archive sets another. */
   modes: Map<tar.Bytes, number>;
 }
 
@@ -110,8 +110,8 @@ async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later):
 }
 
 /**
- * Creates the parent of a path. The root contains only directories and files that this program made, so no
- * link is followed.
+ * Creates the parent directory of a path below `root`. This program makes all links only after all directories, so
+ * mkdir() cannot follow a link.
  */
 async function makeParent(root: tar.Bytes, path: tar.Bytes): Promise<void> {
   const cut = path.lastIndexOf('/');

@@ -59,8 +59,8 @@ export async function* withProgress(
 }
 
 /**
- * Estimates the size of an entry in a tar. The entry consists of a plain header, a pax header with the exact
- * modification time, and the content.
+ * Estimates the bytes of an entry in a tar archive. The three blocks of 512 bytes are the plain header and a pax header
+ * of two blocks, which contains the exact modification time. The content follows, padded to whole blocks.
  */
 export const tarBytes = (bytes = 0): number => 3 * 512 + bytes + paddingOf(bytes);
 

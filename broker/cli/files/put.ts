@@ -59,7 +59,8 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
   if (from === '-') return putInput(sender, target);
   const stats = await stat(from);
   if (stats.isDirectory()) return putTree(sender, from, target);
-  // Opening a named pipe waits for a writer, and no signal ends this wait. Pipes in /dev/fd have a writer already.
+  // A named pipe is refused, because opening it waits for a writer, and no signal ends this wait. Pipes in /dev/fd are
+  // accepted, because they have a writer already.
   if (stats.isFIFO() && !/^\/(dev\/(fd\/|stdin$)|proc\/)/.test(absolute(from)))
     throw new StartError(
       `${from} is a named pipe; send its content as standard input, with "-" as the source`,

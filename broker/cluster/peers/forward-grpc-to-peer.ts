@@ -29,11 +29,11 @@ const options = {
   'grpc.max_send_message_length': messageBytes,
   // A broker that cannot be reached is noticed within 15 s.
   'grpc.keepalive_time_ms': 4_000,
-  // If this were shorter than a lease, calls to a frozen broker would end while that broker still owns its machines.
+  // A timeout shorter than a lease would end calls to a frozen broker while that broker still owns its machines.
   'grpc.keepalive_timeout_ms': leaseMs,
 };
 
-/** When a broker asks another broker to write files on a machine, this header has the machine's id. */
+/** Header with the id of the machine on which another broker is asked to write files. */
 export const machineHeader = 'farhand-machine';
 
 /** Headers of the client's call that are passed on, because the owner of the machine reads them. */

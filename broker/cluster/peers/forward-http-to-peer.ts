@@ -154,8 +154,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // A data listener makes `incoming` flow, but only after the current turn of the event loop. pipeline() is called
-      // in this turn, so no data is lost. While the client is slow, pipeline() pauses `incoming`.
+      // A data listener starts the flow of `incoming`, but only after the current turn of the event loop. pipeline() is
+      // called before that and so misses no data. It pauses `incoming` while the client is slow.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {
@@ -170,8 +170,9 @@ export class PeerClient {
         this.#log.warn({ err: error, peer: peer.brokerId }, 'a forwarded answer was not sent in full');
     } finally {
       response.off('close', abort);
-      // If the peer has answered before the end of the body, the rest of the body is not sent to the peer. This broker
-      // still reads the rest. A pipe to a destroyed stream would pause the request, so the pipe is removed first.
+      // The peer may answer before it has read the whole body. The rest of the body is then not sent to the peer, but
+      // is still read from the client, by the caller of this method. A pipe to the destroyed stream would pause the
+      // request, so the pipe is removed first.
       if (!outgoing.writableFinished) {
         request.unpipe(outgoing);
         outgoing.destroy();
@@ -294,7 +295,7 @@ function headersOf(request: IncomingMessage, { client, requestId, body }: Forwar
   const own: OutgoingHttpHeaders = { ...Object.fromEntries(kept), 'x-request-id': requestId };
   if (client) own[clientHeader] = describeClient(client);
   if (body) {
-    // The body has arrived already. Without the header Expect, the peer does not ask for it with "100 Continue".
+    // The body has arrived already and is sent at once, so the peer need not ask for it with "100 Continue".
     delete own.expect;
     own['content-length'] = body.length;
   } else if (headers['transfer-encoding'] !== undefined) own['transfer-encoding'] = 'chunked';

@@ -45,7 +45,8 @@ export function describeClient({ address, key, login_id }: DescribedClient): str
  */
 export async function describedClient(header: string, { state, cluster }: Services): Promise<Client> {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
-  // The key is found by its id, which stays the same when its secret changes. A request with the old secret continues.
+  // The key is found by its id, which stays the same when the key gets a new secret. A request that began with the old
+  // secret is therefore not refused here.
   const { address, key_id, login_id } = parse(header);
   const knowsKey = key_id === localKey.id || state.keys.has(key_id);
   // The forwarding broker may know a new key or login that this broker has not read yet. This broker then reads the

@@ -73,8 +73,8 @@ async function write(
     }
     call.end();
   } catch (error) {
-    // If the other broker has ended the call, this error is ignored: errorOf() below reports the reason from that
-    // broker.
+    // If the other broker has ended the call, `error` only results from that end. The call's status has the reason for
+    // the end, and errorOf() below reports it.
     if (!over.signal.aborted) {
       cancel();
       throw error;

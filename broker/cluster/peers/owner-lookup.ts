@@ -13,8 +13,8 @@ export interface Owners {
   /** Returns the living broker that owns the machine, if it is not this broker. */
   ownerElsewhere(machineId: string): Peer | undefined;
   /**
-   * Reads the owner of a machine from the database if, as far as this broker knows, the machine has no link. Returns
-   * the owner if it is a living broker other than this one.
+   * Reads the owner of a machine from the database, but only if this broker knows of no link to the machine. Returns
+   * the owner if it is a living broker other than this one; otherwise undefined.
    */
   newOwner(machineId: string): Promise<Peer | undefined>;
   /** Id of this broker's data directory. */

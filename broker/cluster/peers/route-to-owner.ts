@@ -107,8 +107,8 @@ export class Peers {
   }
 
   /**
-   * The only registered machine; undefined if there are none or several. Some routes permit a request without a
-   * machine id. Such a request is about this machine.
+   * The only registered machine; undefined if there are none or several. A request without a machine id, which some
+   * routes permit, is about this machine.
    */
   get onlyMachine(): RequestSubject | undefined {
     const { machines } = this.#services.state;
@@ -151,8 +151,8 @@ export class Peers {
 }
 
 /**
- * Returns functions that refuse a forwarded request. They are used if the machine has got another owner since the
- * request was forwarded to this broker, because a request is not forwarded twice.
+ * Returns functions that refuse a request which another broker has forwarded to this one. They are used if the machine
+ * has got another owner meanwhile, because a request is never forwarded twice.
  */
 function missed({ brokerId }: Peer, machine_id: MachineId): Elsewhere {
   const message = 'another broker has become responsible for this machine: try again';
