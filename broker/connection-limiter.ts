@@ -22,9 +22,9 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Minimum age, in milliseconds, at which an unauthenticated connection may be closed in favour of a newer one; 0 by
-   * default. It gives agents time to authenticate when all of them connect at the same time. If the limit `connections`
-   * is reached, younger connections may be closed too.
+   * Milliseconds for which a new unauthenticated connection is protected: it is not closed to admit a newer one. 0 by
+   * default. Agents need this time to authenticate if all of them connect at once. If the limit `connections` is
+   * reached, protected connections may be closed too.
    */
   graceMs?: number;
   /**
@@ -40,8 +40,8 @@ interface Connection {
   source: string;
   authenticated: boolean;
   /**
-   * Time at which the connection was accepted, in milliseconds of `monotonic`. If the connection waited for its TLS
-   * handshake: time at which that wait ended.
+   * Time from which the age of the connection is counted, in milliseconds of monotonic(): when the connection was
+   * accepted, or when its wait for the TLS handshake ended.
    */
   acceptedAt: number;
   onSettled(): void;
@@ -98,10 +98,7 @@ function openFilesLimit(): number {
   return limit === undefined ? Number.POSITIVE_INFINITY : Number(limit);
 }
 
-/**
- * Logs failed accepts. Without this listener the first connection that
- * the system refuses would end the process.
- */
+/** Logs the errors of accepting a connection. Without this listener, the first such error would end the process. */
 export function logAcceptErrors(server: Server, log: Logger): void {
   const text = 'a connection could not be accepted; its client has to connect again';
   const lines = new LogLimiter<Error>(1, 60_000, (err, more) => log.error({ err, more }, text));
@@ -140,15 +137,16 @@ export class ConnectionLimiter {
     // the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
-    // The connection is closed already, or has the same address and port as an open one. grpc-js cannot
-    // distinguish two such connections.
+    // Refuses a connection that is closed already, or that has the address and port of an open connection. grpc-js
+    // cannot distinguish two such connections.
     if (socket.remoteAddress === undefined || this.#find(peer)?.socket.destroyed === false)
       return void socket.destroy();
     const address = plainAddress(socket.remoteAddress);
     const source = sourceOf(address);
     this.#closeForNew(address, source);
-    // At the limit, one connection is closed: the least recently used unauthenticated one, otherwise one that waits for
-    // its TLS handshake, otherwise an idle one. If there is none, the new connection is refused.
+    // At the limit of all connections, an old one is closed to admit the new one. The first choice is the least
+    // recently used unauthenticated connection, then one that waits for its TLS handshake, then one without requests in
+    // progress. If there is none, the new connection is refused.
     if (this.#size >= this.#options.connections && !this.#close(this.#dispensable(source)))
       return void socket.destroy();
     const connection: Connection = {

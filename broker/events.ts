@@ -54,8 +54,8 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // The new index by machine also has the columns by which GET /events filters. So the events of one machine can be
-  // filtered by the index alone.
+  // The new index of machines also contains the columns by which GET /events filters. The events of one machine can
+  // then be filtered without reading their rows.
   `DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
   ${createCounts(counted)}`,
@@ -83,8 +83,8 @@ export class Events {
    */
   readonly #own: Set<string> | undefined;
   /**
-   * Names of the machines that were removed last, by id. The events about the ends of their commands and sessions,
-   * which come after the removal, contain these names.
+   * Names, by id, of the machines that were removed last. After a machine is removed, its commands and sessions end.
+   * The events about these ends contain the machine's name.
    */
   readonly #removedNames = new Map<string, string>();
 
@@ -200,7 +200,8 @@ export class Events {
 
   async #insert({ event, machine_id }: EventEntry, transaction: HistoryTransaction): Promise<void> {
     const { id, type, data } = event;
-    // After a restart, events that are still in the outbox come here without a call of emit().
+    // Usually emit() has already noted the removal of a machine. After a restart, events from the outbox are inserted
+    // without a call of emit().
     this.#noteRemoval(event);
     const created_at = Date.parse(event.timestamp);
     const row = { id, type, created_at, machine_id, data: JSON.stringify(data) };
@@ -211,8 +212,8 @@ export class Events {
     const added = this.#table.add(transaction, created_at, row, () => {
       isNew = true;
     });
-    // This catch does nothing: if `added` rejects, the transaction itself reports the error. Without the catch, the
-    // rejection would be unhandled if `added` is not awaited below.
+    // If `added` rejects, the transaction itself reports the error. This empty catch only prevents an unhandled
+    // rejection, because `added` is not always awaited below.
     added.catch(() => {});
     transaction.committed(() => {
       if (!isNew) return;
@@ -276,10 +277,10 @@ export class Events {
         const event = eventOf(row);
         yield { event: event.type, data: event, id: event.id };
       }
-      // `sent` can exceed `newest`: the query also finds events that were committed after `newest` was read.
+      // The query also finds events that were committed after `newest` was read, so `sent` can be higher than `newest`.
       const sent = Number(rows.at(-1)?.seq ?? 0);
-      // The position never decreases. It can be higher than `newest` from the start: another broker may have sent the
-      // client an event that this broker has not read yet.
+      // The position never decreases. At the start it can be higher than `newest`: the client may resume after an event
+      // of another broker that this broker has not read yet.
       position = rows.length < batch ? Math.max(position, newest, sent) : sent;
       caller.signal.throwIfAborted();
       signal.throwIfAborted();

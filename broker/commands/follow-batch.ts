@@ -26,8 +26,8 @@ export function followMembers(
   async function* follow({ id: command_id, machine_id }: Command): AsyncGenerator<Sent> {
     const source = await sourceOf(command_id);
     const { output, away } = source;
-    // If another broker has the output files (`away` is set), only the output in the database is sent. That output
-    // begins at `start`.
+    // `away` is set if another broker has the output files. This broker then sends only the end of the output, which is
+    // in the database. This end begins at offset `start`.
     const firstOf = ({ start, end }: OutputLog): number => Math.max(away ? start : 0, end - tail);
     const from = { stdout: firstOf(output.stdout), stderr: firstOf(output.stderr) };
     for await (const part of partsFrom(source, from, caller.signal, true, pieceBytes)) {

@@ -248,8 +248,9 @@ export class Commands {
   }
 
   /**
-   * Sends a request's data to the command's stdin. Returns how many bytes the command has received in all. In an
-   * error's details, `given` counts this request's accepted bytes.
+   * Sends the data of a request to the command's stdin. Returns the number of bytes that the command has received from
+   * all requests. If sending fails, `given` in the error's details is the number of bytes of this request that were
+   * accepted.
    */
   async #sendInput(
     { record: { id, machine_id } }: OpenCommand,
@@ -279,8 +280,8 @@ export class Commands {
   }
 
   /**
-   * Finds a command that was sent to its machine and has not ended. Nothing is awaited here, so that the inputs of two
-   * requests stay in order.
+   * Finds a command that was sent to its machine and has not ended. This function is not async, so that two input
+   * requests are queued in the order of their arrival.
    */
   #running(id: string): OpenCommand | undefined {
     const open = this.#parts.scheduler.get(id);
@@ -310,23 +311,23 @@ function accepted(open: OpenCommand): AcceptedCommand {
 const unstarted = (id: string): string => `command ${id} has not started yet; try again later`;
 
 /**
- * Writes the status as a literal, so that the database can use the partial index. The schema of the route has checked
- * the status.
+ * Puts the status into the text of the SQL query. With a bound parameter, the database could not use a partial index.
+ * The text is safe, because the schema of the route accepts only known statuses.
  */
 function statusIs(status: Status | undefined): Condition {
   return status && [`status = '${status}'`];
 }
 
 /**
- * Returns columns that have an index, the most selective first. A list that filters by several of them uses only the
- * index of the first one.
+ * Returns the indexed columns by which a list can filter, the most selective first. If a request filters by several of
+ * them, SQLite uses only the index of the first one.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
-  // SQLite can use any index for a column that is not returned. `status` is left out for a failure such as `timeout`,
-  // so that SQLite can use commands_failed, an index of machine and status.
+  // For a failure such as `timeout`, the result does not contain `status`. SQLite may then use any index for the
+  // status, including commands_failed, an index of machine and status.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

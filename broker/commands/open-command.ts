@@ -5,7 +5,7 @@
 // - queued: no agent has the command.
 // - dispatched: an agent may have the command. If the command never started, it can return to queued.
 // - running: the agent has reported the start.
-// - ending: the outcome is being written. Each of the first three states can lead here.
+// - ending: the outcome is being written. Any of the first three states can change to this one.
 // - ended: the outcome is on disk.
 // After a lost link or a restart, the broker follows the command (FollowProcess) and does not send it again.
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
@@ -182,7 +182,7 @@ export class OpenCommand {
     if (!spec || !this.#mayWait()) return false;
     this.#markUnsent();
     this.queueTimeout.awaitReturn();
-    const { record } = this; // A copy, because sending the command again can replace this.record before the write.
+    const { record } = this; // The write runs later. By then, sending the command again may have replaced this.record.
     store.history
       .write((transaction) => store.update(record, transaction))
       .catch((error: unknown) =>
@@ -260,7 +260,7 @@ export class OpenCommand {
     } else if (exit) {
       const end = endOf(exit, this.record, link.journalId);
       if (end.status === 'expired') return end; // The command never ran, so it may be queued again.
-      // If the machine has lost output before the exit, skip() records a gap, which readers then see.
+      // The machine may have lost the last output before the exit. skip() then records a gap, which is sent to readers.
       const { stdout, stderr } = this.output;
       if (exit.stdout_bytes > stdout.end) await stdout.skip(exit.stdout_bytes);
       if (exit.stderr_bytes > stderr.end) await stderr.skip(exit.stderr_bytes);
@@ -278,9 +278,9 @@ export class OpenCommand {
     const reason = `${error.code}: ${error.message}`;
     const unstarted = starting && this.record.started_at === null;
     if (unstarted && error.code === 'unavailable') return { status: 'failed', reason };
-    // The agent was too busy, or it stopped reporting before the command ended. follow() tries again.
+    // The agent was busy, or the call failed after the command had started. follow() then reads the reports again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
-    // A command that may have run ends as lost.
+    // The command ends as failed if it certainly never ran, otherwise as lost.
     await this.finish({ status: unstarted && error.code !== 'machine_error' ? 'failed' : 'lost', reason });
   }
 

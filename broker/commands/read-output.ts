@@ -15,8 +15,8 @@ export interface Source {
   /** The command's final record, once it is stored and `output` is complete; undefined until then. */
   readonly ended: Command | undefined;
   /**
-   * Set if another broker has the output files: the offset at which each file begins. `output` then has only the bytes
-   * that are in the database.
+   * Set if another broker has the output files: the offset of the first byte of each stream in these files. `output`
+   * then has only the end of each stream, which is in the database.
    */
   readonly away?: Record<Stream, number> | undefined;
 }
@@ -87,8 +87,8 @@ interface OutputServices {
 }
 
 /**
- * Finds the output of a command. Throws unavailable if the command is open but not at this broker, because its machine
- * is getting another owner.
+ * Finds the output of a command. Throws unavailable for a command that has not ended and is not open at this broker:
+ * its machine is moving from one broker to another.
  */
 export async function sourceOf(
   { scheduler, store, outputs, cluster }: OutputServices,
@@ -105,7 +105,7 @@ export async function sourceOf(
   return { output, ended, away: { stdout, stderr } };
 }
 
-/** Throws unavailable if bytes from this offset on are only in files of another broker. */
+/** Throws unavailable if the byte at this offset is only in a file of another broker. */
 function assertNotAway({ output, away }: Source, stream: Stream, from: number): void {
   const { start } = output[stream];
   if (!away || from < away[stream] || from >= start) return;

@@ -216,7 +216,7 @@ function textOf(parameter: Parameter, given: Value | undefined, time: PatternTim
   const text = String(value);
   const problem = problemOf(parameter, text, time);
   if (problem !== undefined) throw refused(name, problem);
-  // Numbers such as -0 and 007 are normalized, because a program may read them differently from the check above.
+  // 010 becomes 10, and -0 becomes 0. A program could read 010 as the octal number 8, but 10 was checked above.
   return type === 'integer' ? String(Number(text)) : text;
 }
 
@@ -282,9 +282,9 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch (error) {
-    // The timeout may fire a moment before the clock reaches the limit, so the rest of the time is set to 0.
-    // `instanceof Error` would be false here, because the context has its own class Error. Any other error, such as a
-    // stack overflow, counts as no match.
+    // After a timeout no time is left, even if the timeout fired a moment before the clock reached the limit. The error
+    // is recognized by its code: `instanceof Error` is false, because the context has its own class Error. Any other
+    // error, such as a stack overflow, counts as no match.
     if (Reflect.get(Object(error), 'code') === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;

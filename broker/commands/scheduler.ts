@@ -119,8 +119,8 @@ export class Scheduler {
       const isKnown = this.#open.has(command.id) || this.#endedWhileLoading.has(command.id);
       if (isKnown || !store.history.owns(command.machine_id)) continue;
       const batch = command.batch_id === null ? undefined : batches?.get(command.batch_id);
-      // While another broker is still writing this batch to the database, commands that no agent has (no journal_id)
-      // must not start. adoptBatches() loads them once the batch is complete.
+      // A command that no agent has (no journal_id) must not start while another broker is still writing its batch to
+      // the database. adoptBatches() loads the command once the batch is complete.
       if (batch?.isComplete === false && command.journal_id === '') continue;
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, output, { batch });
@@ -155,7 +155,8 @@ export class Scheduler {
     const link = this.#linkFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     const write = (transaction: HistoryTransaction): void => {
-      // The spec can contain secrets, so it is stored only if the command may wait in the queue and needs it later.
+      // The spec can contain secrets. It is stored only for a command that waits in the queue now, or may wait there
+      // later.
       store.insert(open.record, link && command.queue_until === null ? undefined : spec, transaction);
       also(transaction);
     };
@@ -333,8 +334,8 @@ export class Scheduler {
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
     if (presence.online(machine_id) || open.queueTimeout.offlineMs() > 0 || !hasSlot(batch)) return undefined;
-    // The command occupies a slot until its failure is counted. Otherwise another command could start before the
-    // failures are compared with max_failures.
+    // The command occupies a slot of its batch until its failure is counted. Otherwise the next command could start,
+    // although this failure is one more than max_failures allows.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
   }
@@ -353,7 +354,8 @@ export class Scheduler {
 
   #linked({ machineId, processIds }: Link): void {
     for (const open of this.#on(machineId)) open.resume();
-    // The agent may delete commands that this broker does not know, or whose end this broker has stored.
+    // The agent still stores these commands, but they are not open here: their ends are stored, or this broker does not
+    // know them. The agent may delete them.
     const settled = processIds.filter((id) => isId('command', id) && !this.#open.has(id));
     this.#context.acknowledgements.add(machineId, settled);
   }

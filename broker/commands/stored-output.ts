@@ -10,7 +10,7 @@ export type Stream = (typeof streams)[number];
 
 /** The record of an ended command has at most this many bytes of each stream: the last ones. */
 const tailBytes = 1024 * 1024;
-/** Output of at most this number of bytes is only in memory, because most commands print little. */
+/** Output of at most this many bytes is stored in memory and not in a file, because most commands print little. */
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 
@@ -50,8 +50,8 @@ export class Output {
   }
 
   /**
-   * Returns the last bytes, `most` of them or fewer, and only those after the last gap. Never rejects: the result is
-   * empty if the bytes cannot be read.
+   * Returns the end of a stream: at most `most` bytes, all of them after the last gap in the output. Never rejects: the
+   * result is empty if the bytes cannot be read.
    */
   async tail(stream: Stream, most = tailBytes): Promise<Buffer> {
     try {

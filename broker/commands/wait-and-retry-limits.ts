@@ -24,8 +24,8 @@ export class QueueTimeout {
   }
 
   /**
-   * Restarts the time for which a command without queue_for waits for its offline machine. Called when the machine goes
-   * offline or refuses the command, and when this broker starts or takes over the machine.
+   * Gives a command without queue_for another `returnMs` to wait for its machine. Called when the machine goes offline
+   * or refuses the command, and when this broker starts or takes over the machine.
    */
   awaitReturn(): void {
     this.#returnUntil = monotonic() + returnMs;

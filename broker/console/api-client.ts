@@ -43,8 +43,8 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
 }
 
 /**
- * Returns true if the broker refused the request until the user enters the API key again, and the user has done so.
- * Counts refusals for lack of a scope.
+ * Handles an answer 403. If the broker requires the API key to be entered again, asks the user for it, and returns true
+ * once it was entered. Also counts the answers that report a missing scope.
  */
 async function isConfirmed(response: Response): Promise<boolean> {
   const { code, details } = failureOf(response, await response.clone().text());
@@ -54,7 +54,10 @@ async function isConfirmed(response: Response): Promise<boolean> {
     : false;
 }
 
-/** Waits until the user has entered the key or cancels. The answer also counts for requests that wait already. */
+/**
+ * Asks the user to enter the key again. Resolves with true once it was entered, or with false if the user cancels.
+ * Requests that already wait for the key get the same result.
+ */
 function confirmed(loginId: string): Promise<boolean> {
   const waiting = confirmation.value;
   return new Promise((resolve) => {

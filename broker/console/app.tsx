@@ -42,7 +42,8 @@ export function App() {
 function Shell() {
   const [menuOpen, setMenuOpen] = useState(false);
   const current = path.value;
-  // Preact runs the effects of a child first, so the page has added its topics when the stream of live updates begins.
+  // Preact runs the effects of children first. So when this effect opens the stream of live updates, the page has
+  // already added its topics.
   useEffect(startLive, []);
   useEffect(() => {
     setMenuOpen(false);
@@ -163,7 +164,8 @@ function CurrentPage() {
         </Page>
       );
     }
-    // A page about another object starts anew, so that it never has data or buttons of the previous object.
+    // The key contains the object's id, so Preact draws a new page for another object. The new page never has data or
+    // buttons of the previous object.
     return <Current key={`${pattern} ${Object.values(params)[0] ?? ''}`} params={params} />;
   }
   return (

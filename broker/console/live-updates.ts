@@ -25,8 +25,8 @@ const topics = computed(() =>
   [...(may('machines:read') ? ['events'] : []), ...followed.value.keys()].sort().join(','),
 );
 /**
- * True while the tab is in the foreground, and for a while after. A browser opens at most six HTTP/1.1 connections to a
- * host, for all of its tabs together, so a tab in the background has no stream.
+ * True while the tab is in the foreground, and for `hiddenMs` after. A tab in the background has no stream, because a
+ * browser opens at most six HTTP/1.1 connections to a host, for all of its tabs together.
  */
 const visible = signal(true);
 const hiddenMs = 10_000;
@@ -68,7 +68,8 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
         else for (const { heard } of [...listeners]) heard(data);
       }
     } catch (error) {
-      // The key has lost rights. The remaining ones decide the pages and topics that are available from now on.
+      // Status 403 means that the key has lost rights. identifyAgain() loads its present rights, which decide the
+      // available pages and topics.
       if (error instanceof FarhandError && error.status === 403) await identifyAgain();
       if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
     }
@@ -82,7 +83,8 @@ let openedBefore = false;
 
 function opened(): void {
   stream.value = 'open';
-  // Data is loaded again only after an interruption: at the first connection the page has just loaded it.
+  // The page has missed the changes during an interruption, so it loads all data again. At the first connection it has
+  // just loaded the data.
   if (openedBefore) {
     void identifyAgain();
     for (const { returned } of [...listeners]) returned();
@@ -109,7 +111,8 @@ export const startLive = (): (() => void) =>
     const of = topics.value;
     if (of === '' || !visible.value) return undefined;
     const stop = new AbortController();
-    // The stream is opened a moment later, because a new page adds its topics one after another.
+    // The stream is opened a moment later, because a new page adds several topics, and each change of topics opens a
+    // new stream.
     const cancel = after(settleMs, () => void follow(of, stop.signal));
     return () => {
       cancel();

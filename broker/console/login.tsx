@@ -11,7 +11,8 @@ const isSafariOverHttp = (): boolean =>
   location.protocol === 'http:' && /Safari\//.test(navigator.userAgent) && !/Chrom/.test(navigator.userAgent);
 
 function refuse(error: unknown): never {
-  // The broker's messages are for programs that send the key in a header. Users of this page get another text.
+  // For the code `unauthorized`, users of this page get another text, because the broker's message is for programs that
+  // send the key in a header.
   const isUnknown = error instanceof FarhandError && error.code === 'unauthorized';
   throw isUnknown
     ? new Error('The broker does not know this key, or the key was revoked or has expired.')

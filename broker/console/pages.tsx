@@ -18,7 +18,10 @@ type Menu = readonly [
 const otherPages = () => import('./pages/pages-loaded-later.ts');
 type OtherPage = keyof Awaited<ReturnType<typeof otherPages>>;
 
-/** An entry of the table. One script contains all pages except Machines, and is loaded when a user opens one of them. */
+/**
+ * An entry of the table. `page` is a component, or the name of a page in the script pages-loaded-later.ts, which is
+ * loaded when a user first opens one of its pages.
+ */
 const entry = (pattern: string, page: Page | OtherPage, needs?: Scope, menu?: Menu) => ({
   pattern,
   page: typeof page === 'string' ? later(async () => (await otherPages())[page]) : page,

@@ -34,7 +34,10 @@ const positionHere = (): number => {
 };
 position = positionHere();
 history.replaceState(position, '');
-/** The steps in the history to which the guard has agreed; 0 if there are none. */
+/**
+ * The number of steps in the history to which the guard has agreed, negative for steps back; 0 if it has agreed to
+ * none.
+ */
 let agreed = 0;
 
 /**
@@ -48,13 +51,16 @@ export function guardLeaving(ask: Guard): () => void {
   };
 }
 
-/** If there is a guard, asks it, and calls `leave` once it agrees. Returns true if there is a guard. */
+/**
+ * Asks the guard whether the user may leave the page, and calls `leave` once the guard agrees. Returns false if there
+ * is no guard; `leave` is then not called.
+ */
 function isGuarded(leave: () => void): boolean {
   const ask = guard;
   ask?.(() => {
     guard = undefined;
     leave();
-    // The page may stay open, so the guard is set again. A page that closes removes its guard.
+    // The guard is set again, because the page may stay open. A page that closes removes its guard.
     guard ??= ask;
   });
   return ask !== undefined;
@@ -71,8 +77,8 @@ addEventListener('popstate', () => {
     agreed = steps;
     history.go(steps);
   };
-  // Back and Forward have changed the URL already, so the browser goes back to the displayed page. A new entry for that
-  // page would remove the entries after it, which Forward opens.
+  // Back and Forward change the URL before the guard can be asked, so the browser first goes back to the displayed
+  // page. A new entry for that page would remove the later entries, which Forward opens.
   if (steps !== 0 && steps !== agreed && isGuarded(leave)) history.go(-steps);
   else show();
 });

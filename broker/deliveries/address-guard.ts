@@ -10,8 +10,8 @@ type Address = ipaddr.IPv4 | ipaddr.IPv6;
 export type Network = [Address, number];
 
 /**
- * The error for a forbidden address. Its message contains the host of the URL, but no address that a name resolves to:
- * clients must not be able to look up internal addresses.
+ * The error for a forbidden address. The message names the host of the URL, but not the addresses of that name.
+ * Otherwise clients could look up internal addresses.
  */
 export class NotAllowed extends Error {
   override readonly name = 'NotAllowed';
@@ -39,8 +39,8 @@ export function networkOf(text: string): Network | undefined {
   const bits = length === undefined ? maxBits : Number(length);
   if (bits > maxBits) return undefined;
   if (address.kind() === inner.kind()) return [address, bits];
-  // A network of IPv4-mapped IPv6 addresses becomes an IPv4 network, because such addresses are checked as IPv4
-  // addresses. A network that also contains other addresses is refused.
+  // IPv4-mapped IPv6 addresses are checked as IPv4 addresses, so a network of them becomes an IPv4 network. A network
+  // that also contains other addresses is refused.
   const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
   return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
 }
@@ -162,8 +162,8 @@ function isHere(text: string): boolean {
 }
 
 /**
- * Returns the addresses of this computer. They are read over a netlink socket. If a sandbox forbids that socket,
- * returns no addresses; refuseSelf() then refuses the connections.
+ * Returns the addresses of this computer, which are read over a netlink socket. Returns none if a sandbox forbids that
+ * socket; refuseSelf() then still refuses connections to this broker.
  */
 function ownAddresses(): string[] {
   try {

@@ -105,8 +105,8 @@ export class DeliveryQueue<R extends Receiver> {
     const all = [...receivers.byId.keys()];
     const waiting = await Promise.all(all.map((id) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
-    // A due time that was stored while the clock was ahead can be far in the future, so due times are limited to the
-    // longest possible delay. The factor 2 is for Retry-After (see #waitAfter()).
+    // If the clock was ahead when a due time was stored, that time can be far in the future. So due times are limited
+    // to the longest possible delay. It is doubled here, because Retry-After can double a delay (#waitAfter()).
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const id of left) {
       const begin = (): void => void this.#limitDue(id, longest);
@@ -133,8 +133,8 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   /**
-   * Applies a change of a receiver to its waiting deliveries. Deliveries that must no longer be sent are marked as
-   * failed. If `wasEnabled` is true (the change has enabled the receiver), all others become due now.
+   * Call this after a change of a receiver. Waiting deliveries that must no longer be sent are marked as failed. If the
+   * change has enabled the receiver (`wasEnabled`), its other waiting deliveries become due now.
    */
   async follow(id: string, wasEnabled: boolean): Promise<void> {
     await this.#save();

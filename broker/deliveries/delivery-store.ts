@@ -119,8 +119,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Returns the number of the newest row that any broker has written, and the ids of the receivers in all rows after
-   * number `last`. Without `last`, `ids` is empty.
+   * Returns the ids of the receivers in all rows after row number `last`, also rows of other brokers, and the number of
+   * the newest row. Without `last`, returns only the number; `ids` is empty.
    */
   async since(last?: number): Promise<{ ids: string[]; last: number }> {
     if (last === undefined) {
@@ -145,8 +145,9 @@ export class DeliveryStore {
   }
 
   /**
-   * Creates a delivery that is due now. An existing delivery becomes due now if it waits or has failed; with
-   * `anyStatus`, also if it succeeded. Returns false if nothing changed.
+   * Makes the delivery of this event to this webhook due now. Creates the delivery if there is none. Changes an
+   * existing one only if it has failed or is due later; with `anyStatus`, in any status. Returns false if nothing
+   * changed.
    */
   async request(
     webhookId: string,
@@ -154,8 +155,8 @@ export class DeliveryStore {
     transaction: HistoryTransaction,
     anyStatus = false,
   ): Promise<boolean> {
-    // saveAttempt() compares due times to find out whether a delivery was requested again during its attempt. The new
-    // due time must therefore differ from the old one.
+    // In saveAttempt(), another due time means that the delivery was requested again during the attempt. So the new due
+    // time must differ from the old one: if both are the same millisecond, 1 ms is added.
     const changed = await transaction.get(
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
@@ -179,8 +180,8 @@ export class DeliveryStore {
       ...[status, status === 'failed' ? 'attempts_failed' : null, delivery.tries + 1, next, text],
       ...[delivery.id, delivery.dueAt],
     );
-    // The UPDATE above changes no row if the delivery was requested again during the attempt. The delivery then remains
-    // due, and only the attempt is stored.
+    // The UPDATE above changes no row if the due time has changed: the delivery was requested again during the attempt.
+    // Then only the attempt is stored, and the delivery remains due.
     const again = `UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ? RETURNING attempts`;
     const row = changed ?? (await transaction.get(again, text, delivery.id));
     const attempts = row ? (jsonIn(row, 'attempts') as unknown[]) : [];
@@ -206,8 +207,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Records that all attempts of a delivery failed, which disables the webhook until it is enabled again. `armed`: how
-   * often the webhook has been enabled.
+   * Stores that a webhook has failed: all attempts of one delivery failed. The webhook is disabled until it is enabled
+   * again. `armed` is the number of times that it has been enabled.
    */
   saveFailed(webhook_id: string, armed: number, transaction: HistoryTransaction): void {
     transaction.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });
@@ -283,11 +284,11 @@ export class DeliveryStore {
     return { events: rows.map(referenceOf), next: last && Number(last.seq) };
   }
 
-  /** Converts a row for REST. Only `withAnswers` includes the answers of the receivers. */
+  /** Converts a row for REST. With `withAnswers`, the result also contains the answers of the receivers. */
   serialize(row: Row, withAnswers: boolean): Serialized {
     const attempts = jsonIn(row, 'attempts') as Serialized['attempts'];
-    // Due times follow this.now(), which ignores changes of the wall clock since the broker's start. Clients get wall
-    // time.
+    // Clients get due times by the wall clock. The stored due times follow this.now(), which ignores changes of the
+    // wall clock since the broker's start.
     const drift = now() - this.now();
     return {
       id: textIn(row, 'id'),
@@ -304,8 +305,8 @@ export class DeliveryStore {
 }
 
 /**
- * Returns the same id for the same webhook and event. Ids begin with the event's time, so that new rows are neighbours
- * on disk.
+ * Returns the id of a delivery, always the same for one webhook and one event. Ids begin with the event's time, so that
+ * new ids are next to each other in the index.
  */
 function idOf(webhookId: string, event: EventReference): string {
   const hash = createHash('sha256').update(`${webhookId} ${event.id}`).digest();

@@ -17,8 +17,8 @@ export class ReceiverQueue {
   width = 1;
   waking = false;
   /**
-   * True while DeliveryQueue.#advance() runs for this queue. A second call of #advance() then only sets `again`, and
-   * the first call checks once more.
+   * True while DeliveryQueue.#advance() runs for this queue. A further call of #advance() only sets `again`. The
+   * running call then looks for due deliveries once more.
    */
   advancing = false;
   again = false;

@@ -115,8 +115,8 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
 }
 
 /**
- * Throws if a form field after the file changes path, path_encoding or create_parents. It is too late for a change,
- * because the machine got these values (`early`) before the file.
+ * Throws if a form field after the file changes path, path_encoding or create_parents. The machine already got their
+ * values from before the file (`early`), so a change is too late.
  */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
@@ -165,7 +165,7 @@ async function store(
     .get(machine_id)
     .stub.writeFile(upload(open, chunks, commit), options)
     .catch((error: unknown) => {
-      // With If-None-Match, an existing file means that the condition is false: 412 (RFC 9110 section 13.1.2).
+      // If the request has If-None-Match and the file exists, the answer is 412 (RFC 9110 section 13.1.2).
       const isOld =
         if_none_match !== undefined && error instanceof AppError && error.code === 'already_exists';
       throw isOld ? new AppError('precondition_failed', error.message, error.details) : error;

@@ -129,8 +129,8 @@ async function sendInput(
     try {
       await services.handlers.commands.input(input, caller);
     } catch (error) {
-      // To save traffic, the next try leaves out the bytes that the agent has accepted. If some bytes are sent again,
-      // the agent skips them, because each try has an offset.
+      // The next try begins after the bytes that the agent has accepted, to save traffic. If bytes are sent twice, the
+      // agent recognizes them by their offset and skips them.
       if (error instanceof AppError) given += Number(error.details.given ?? 0);
       throw error;
     }
@@ -157,8 +157,8 @@ async function sendSignal(
 }
 
 /**
- * Repeats `attempt` while it fails with one of `codes`, or because the command has not started. Also resolves if the
- * command has ended or its input is closed.
+ * Calls `attempt` until it succeeds. Calls it again after an error with one of `codes`, and while the command has not
+ * started. Also resolves if the command has ended or its input is closed. Rejects on any other error.
  */
 async function retrying(
   signal: AbortSignal,

@@ -31,8 +31,8 @@ import { forwardCall } from './forward-call-to-owner.ts';
 /** Longest wait in milliseconds for the first message of a call whose requests are a stream. */
 const firstMs = 30_000;
 /**
- * Milliseconds to wait for a cancel after the client has half-closed the call. A client on Node that cancels a call
- * also half-closes it, and the cancel may arrive later.
+ * Milliseconds to wait for a cancel after the client has half-closed the call. A Node client that cancels a call also
+ * half-closes it, and the half-close may arrive before the cancel.
  */
 const leavingMs = 20;
 

@@ -42,8 +42,8 @@ async function follow(
         changed();
       }
     } catch (error) {
-      // The broker refuses the stream: the batch was removed, is too large to follow, or may no longer be read. Cards
-      // without output from the stream then show the last part of the stored output.
+      // The broker refuses the stream: the batch was removed, is too large to follow, or may no longer be read. A card
+      // that got no output from the stream displays the end of the stored output instead.
       if (error instanceof FarhandError && error.status >= 400 && error.status < 500) return;
     }
     await new Promise<void>((resolve) => after(retryMs, resolve));

@@ -116,7 +116,8 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   const form = useDraft<Draft>(() => draftOf(saved));
   const { draft, set, bind } = form;
   const { name, line, parameters } = draft;
-  // The form keeps parameters that no argument of the stored version uses, because schedules may set values for them.
+  // A parameter stays in the form even if no argument of the stored command uses it, because schedules may set a value
+  // for it.
   const used = namesIn(argvText(saved?.argv ?? []));
   const unused = saved?.parameters.map((one) => one.name).filter((one) => !used.includes(one)) ?? [];
   const names = [...new Set([...namesIn(line), ...unused])];

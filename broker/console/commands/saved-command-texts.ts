@@ -5,7 +5,7 @@ import { may, me } from '../login-session.ts';
 export type SavedCommand = Awaited<ReturnType<typeof client.savedCommands.get>>;
 export type Parameter = SavedCommand['parameters'][number];
 
-/** True if the key may create, change and delete saved commands. A key that is limited to some machines may not. */
+/** True if the key may create, change and delete saved commands: it has commands:execute and may use all machines. */
 export const mayChangeSaved = (): boolean =>
   may('commands:execute') && me.value?.machine_ids === null && me.value.tags === null;
 

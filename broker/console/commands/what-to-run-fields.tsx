@@ -60,7 +60,7 @@ interface WhatToRunFieldsProps {
   what: WhatToRun;
   set: (changes: Partial<WhatToRun>) => void;
   all: readonly SavedCommand[] | undefined;
-  /** Text at the end of the hint below the shell line, after `A line for /bin/sh`. */
+  /** The end of the hint below the shell line. The hint begins with `A line for /bin/sh`. */
   hint?: string;
   autoFocus?: boolean;
   children?: ComponentChildren;

@@ -127,7 +127,10 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
     setChanged(false);
     setTheirs(undefined);
   };
-  /** Replaces the other person's version, but only if the file has not changed since that version was displayed. */
+  /**
+   * Saves the editor's text over the other person's version. If the file has changed again since that version was
+   * displayed, saves nothing and displays the newer version.
+   */
   const overwrite = async (version: Version): Promise<void> => {
     known.current = version.etag;
     await save();
@@ -140,7 +143,8 @@ function Editor(props: EditorProps) {
   const { element, editor, changed, theirs, setTheirs, save, replace, overwrite } = useEditing(props);
   /** Opens the page to which the user wants to go. Set while the dialog about unsaved changes is open. */
   const [leave, setLeave] = useState<(() => void) | undefined>(undefined);
-  // A layout effect, so that the page asks from the moment that it says "not saved".
+  // A layout effect runs before the next paint. So the page asks about unsaved changes as soon as it displays "not
+  // saved".
   useLayoutEffect(() => {
     if (!changed) return undefined;
     const warn = (event: BeforeUnloadEvent): void => event.preventDefault();

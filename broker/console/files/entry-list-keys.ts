@@ -13,7 +13,10 @@ const isName = (element: Element | null): element is HTMLElement =>
 
 const namesIn = (list: Element): HTMLElement[] => [...list.querySelectorAll('[data-entry]')].filter(isName);
 
-/** Focuses the first name if the focused element was removed together with the list of the previous folder. */
+/**
+ * Focuses the first name of a list if no element has the focus, for example after the previous folder's list was
+ * removed.
+ */
 export function focusFirst(list: Element | null): void {
   if (list && document.activeElement === document.body) namesIn(list)[0]?.focus();
 }

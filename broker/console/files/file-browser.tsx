@@ -31,7 +31,10 @@ const searches = [
 
 /** Number of entries that are read at first. The button `More` reads this many more. */
 const mostAtFirst = 1_000;
-/** Largest `limit` that the broker accepts for a list of entries. A search finds entries beyond it. */
+/**
+ * Maximum number of entries of a folder that are listed, the largest `limit` that the broker accepts. A search finds
+ * the others.
+ */
 const mostListed = 10_000;
 
 export function Files({ params: { machine = '', status } }: { params: Params }) {

@@ -21,8 +21,8 @@ export interface Upload {
 }
 
 /**
- * All uploads, oldest first. Uploads are changed in place, because thousands of progress reports would otherwise copy
- * the array each time.
+ * All uploads, oldest first. Each upload is changed in place. Otherwise each of thousands of progress reports would
+ * copy the array.
  */
 let all: Upload[] = [];
 /** A copy of `all` for the pages to display. It is replaced soon after each change. */
@@ -31,13 +31,13 @@ export const uploads = signal<readonly Upload[]>([]);
 export const arrivals = signal(0);
 
 /**
- * Maximum number of uploads at the same time. A browser has six connections: live updates need one, and one must
- * be free for the pages.
+ * Maximum number of uploads at the same time. A browser opens at most six connections to the broker. One is for live
+ * updates, and one must be free for other requests.
  */
 const atOnce = 4;
 /** Milliseconds from a change until pages display it. They display all changes made in this time together. */
 const showMs = 30;
-/** Milliseconds between two loads of the list while many small files arrive. */
+/** Milliseconds between two loads of an open folder's list of entries while many small files are uploaded. */
 const betweenListings = 2_000;
 const running = new Set<XMLHttpRequest>();
 let lastId = 0;

@@ -50,7 +50,8 @@ async function save(
       ...(machine_ids && { machine_ids }),
       ...(expires_at !== null && { expires_at }),
     });
-  // Fields that the user did not change are left out. Otherwise they would restore rights that were removed meanwhile.
+  // Only fields that the user changed are sent. The others could restore rights that were removed from the key
+  // meanwhile.
   await client.keys.update({
     key_id: before.id,
     ...(name !== before.name && { name }),

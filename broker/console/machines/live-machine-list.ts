@@ -34,11 +34,12 @@ export class Fleet {
   readonly #stop = new AbortController();
   readonly #rows = new Map<number, MachineRow>();
   readonly #indexes = new Map<string, number>();
-  /** The number of the last request for each page. An older answer that arrives late is ignored. */
+  /** The number of the latest request for each page. An answer to an earlier request is ignored. */
   readonly #asked = new Map<number, number>();
   #requests = 0;
   /**
-   * Machines that sent an update, but are not in this list even after a reload. Their further updates do not reload it.
+   * Ids of machines that sent an update and were not in this list. The first such update reloads the list. Further ones
+   * do not, because the machine may not match the query.
    */
   readonly #foreign = new Set<string>();
   #view = { first: 0, last: pageSize - 1 };
@@ -75,8 +76,8 @@ export class Fleet {
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;
     this.#view = { first, last };
-    // The next page is loaded in advance. Otherwise, all its rows would be filled in a single frame when they come into
-    // view, and this frame would be drawn late.
+    // The next page is loaded before its rows come into view. If all rows in view were filled in one frame, the browser
+    // would draw that frame late.
     const next = this.#pagesOf(Math.max(0, first + ahead), Math.min(last + ahead, (this.#total ?? 0) - 1));
     for (const page of [...this.#pagesInView(), ...next]) if (!this.#asked.has(page)) void this.#read(page);
   }
@@ -163,7 +164,10 @@ const heard = <T extends { stale_ms: number }>(machine: T): T & { heardAt: numbe
   heardAt: now() - machine.stale_ms,
 });
 
-/** The machines of a query. The rows of the previous query are displayed until the first new rows arrive. */
+/**
+ * Returns the list of machines that match a query. After a change of the query, the old rows are displayed until the
+ * first new rows arrive.
+ */
 export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: number, last: number) => void } {
   useTopic('machines');
   const text = JSON.stringify(query);

@@ -153,9 +153,9 @@ interface PartProps<T> {
   title: string;
   items: readonly T[];
   columns: readonly Column<T>[];
-  /** Text in place of an empty list. By default, a part with an empty list is left out. */
+  /** Text to display if the list is empty. Without this text, a part with an empty list is not displayed. */
   none?: string;
-  /** The number in the title; by default that of the items. */
+  /** The number beside the title; by default the number of items. */
   count?: number;
   /** Content beside the title, at the right edge. */
   beside?: ComponentChildren;

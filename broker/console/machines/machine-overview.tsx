@@ -82,7 +82,10 @@ function Facts({ of }: { of: Detail }) {
   );
 }
 
-/** A line has a gap between two points that are more than this number of intervals apart. */
+/**
+ * The line of a chart is interrupted if the time between two points is more than this many times the usual interval
+ * (`step`).
+ */
 const gapSteps = 2.5;
 
 function Charts({ metrics: { points, step, until }, hours }: { metrics: Metrics; hours: number }) {

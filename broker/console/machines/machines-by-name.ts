@@ -16,8 +16,8 @@ export function useMachinesByName(text: string, wanted = true): Found {
   useTyped([text, wanted], wanted && may('machines:read') ? search : undefined, ({ items }) =>
     setFound(items),
   );
-  // `found` has the machines of the previous text until the answer arrives. The filter keeps Enter from choosing a
-  // machine that does not match the new text.
+  // Until the broker answers, `found` has the machines that matched the previous text. Those that do not match the new
+  // text are left out, so that Enter cannot choose them.
   const letters = text.toLowerCase();
   return found.filter(({ name }) => name.toLowerCase().includes(letters));
 }

@@ -18,7 +18,7 @@ export interface Targets {
 interface TargetFieldsProps {
   draft: Targets;
   set: (changes: Partial<Targets>) => void;
-  /** A sentence that says which machines the tags select, and at what time. */
+  /** The hint below the field for tags: which machines the tags select, and at what time they are selected. */
   hint: string;
   /** A field for a single machine. By default, the card lists the selected machines, with a field to add more. */
   children?: ComponentChildren;

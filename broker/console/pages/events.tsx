@@ -26,7 +26,8 @@ export function Events() {
   const choice = choiceIn('of', families);
   const family = choice.value;
   const [live, setLive] = useState<readonly Happened[]>([]);
-  // After an interruption all stored events are loaded again. They include those in `live`, so `live` is emptied.
+  // After an interruption, the list of stored events is loaded again. The events in `live` are stored too, so `live` is
+  // emptied.
   useEffect(
     () =>
       listen(

@@ -85,8 +85,8 @@ export function Machine({ params }: { params: Params }) {
 }
 
 /**
- * Calls `reload` when a live update has a new status of the machine. The events about the machine are not enough for
- * this, because the broker records no event for a short loss of the machine's connection.
+ * Calls `reload` when a live update reports another status than that of `machine`. Events are not enough: a short loss
+ * of the connection changes the status, but the broker records no event for it.
  */
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');
@@ -102,7 +102,7 @@ function usePresence(machine: MachineDetail | undefined, reload: () => void): vo
       }),
     [id, status, reload],
   );
-  // If an update with another status arrived while the machine was being loaded, the loaded machine is out of date.
+  // An update may arrive while the machine is being loaded. If it reported another status, the machine is loaded again.
   useEffect(() => {
     const isOlder = machine !== undefined && last.current !== undefined && last.current !== status;
     last.current = undefined;

@@ -78,8 +78,8 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
 }
 
 /**
- * Returns a key for the form. Preact draws the form anew only when its key changes. Turning the schedule off does not
- * change the key, so the text that the user has typed remains.
+ * Returns the `key` of the form. When the key changes, Preact draws a new form, without the text that the user has
+ * typed. Turning the schedule on or off does not change the key.
  */
 const formKey = (detail: Detail): string => JSON.stringify([detail.name, subjectOf(detail), rulesOf(detail)]);
 

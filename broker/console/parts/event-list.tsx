@@ -22,7 +22,10 @@ function textOf({ type, data }: Happened): string {
   return `${typeof subject === 'string' ? subject : ''}${code}`;
 }
 
-/** Returns the messages of the alerts that a notification is about; empty if it is about something else. */
+/**
+ * Returns the messages of the alerts in a notification, separated by `; `. Returns an empty text if `alerts` is not a
+ * list of alerts.
+ */
 function notifiedText(alerts: unknown): string {
   const some: unknown[] = Array.isArray(alerts) ? alerts : [];
   const messages = some.map((alert) =>

@@ -83,8 +83,8 @@ function Stale({ error, retry }: { error: unknown; retry: () => void }) {
 }
 
 export function Failed({ error, retry }: { error: unknown; retry?: () => void }) {
-  // The code `forbidden` means that the key lacks a right. If the machine's owner does not allow the action, the code
-  // is permission_denied.
+  // The code `forbidden` means that the key lacks a right. If the machine itself refuses the action, the code is
+  // permission_denied.
   const forbidden = error instanceof FarhandError && error.code === 'forbidden';
   return (
     <Empty icon={warning} title={forbidden ? 'Your key does not allow this' : 'This could not be loaded'}>

@@ -17,7 +17,7 @@ interface LongListProps<T> {
   read: Read<T>;
   /** The filter of the list. When one of these changes, the list begins anew with its first page. */
   inputs: readonly unknown[];
-  /** A value that is another one after each change by the user. All pages that the list has are then loaded again. */
+  /** A value that is different after each edit by the user. All loaded pages of the list are then loaded again. */
   version?: unknown;
   when?: (event: Happened) => boolean;
   /** The topic whose updates reload the list. If it is set, `when` is not used. */
@@ -84,13 +84,14 @@ export function LongList<T extends { id: string }>({
 }
 
 /**
- * Returns a function that updates the further pages of a list after its first page was loaded again. If new items have
- * pushed older items out of the first page, the function puts the older items in front of the further pages.
+ * Call this after the first page of a list was loaded again: it was `before` and is `now`. Returns a function that
+ * updates the items of the further pages. Items that new items have pushed out of the first page are put in front of
+ * them.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));
-  // If the old and the new first page have no item in common, the items between them were never loaded. The further
-  // pages are then removed.
+  // If the old and the new first page have no item in common, items between them may never have been loaded. The
+  // further items are then removed, so that the list has no gap.
   const isNewPage = !before.items.some(({ id }) => ids.has(id));
   const start = before.items.length - Math.max(0, now.total - before.total);
   // Items that new items have pushed out of the first page.

@@ -12,7 +12,7 @@ export function SearchField({ label, name }: { label: string; name: string }) {
   const [text, setText] = useState(inAddress);
   const written = useRef(inAddress);
   useEffect(() => {
-    // If this field itself has changed the URL, its text stays. The user may have typed more since then.
+    // If this field itself has changed the URL, the text is not replaced, because the user may have typed more since.
     if (inAddress === written.current) return;
     written.current = inAddress;
     setText(inAddress);

@@ -220,13 +220,12 @@ interface DialogProps {
 /** A dialog above the page. Escape or a click outside closes it. */
 export function Dialog({ title, onClose, children }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
-  // The element that gets the focus back when the dialog closes. An effect would read it too late, because a field of
-  // the dialog may take the focus before effects run.
+  // The element that has the focus now, and gets it back when the dialog closes. An effect would read it too late,
+  // because a field of the dialog may take the focus before effects run.
   const [before] = useState(() => document.activeElement);
   useEffect(() => {
     element.current?.showModal();
-    // showModal() gives the focus to the first button, so the focus is set again on the field that should
-    // have it.
+    // showModal() focuses the first button. The focus then moves to the field with `autoFocus`, if there is one.
     element.current?.querySelector<HTMLElement>('[data-focused]')?.focus();
     return () => {
       if (before instanceof HTMLElement) before.focus();

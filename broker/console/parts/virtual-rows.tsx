@@ -22,8 +22,8 @@ const headHeight = 39;
 const margin = 8;
 
 /**
- * Maximum number of further rows that are drawn ahead while the list scrolls. They are needed because the browser
- * scrolls without waiting for the page.
+ * Maximum number of rows, in addition to `margin`, that are drawn ahead in the direction of scrolling. The browser
+ * scrolls without waiting for the page, so gaps would appear without these rows.
  */
 const mostAhead = 32;
 

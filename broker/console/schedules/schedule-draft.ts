@@ -11,8 +11,9 @@ import { browserTimeZone } from './time-zones.ts';
 export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 
 /**
- * Where a schedule runs, and what it runs. A schedule with tags gets the rights of the API key that sets one of these
- * fields, the path to watch, or the command's environment, user or folder.
+ * Where a schedule runs, and what it runs. A request that sends one of these fields gives a schedule with tags the
+ * rights of the API key of the request. So does a request that sends the path to watch, or the environment, user or
+ * folder of the command.
  */
 export interface Subject extends Targets {
   machine: string;

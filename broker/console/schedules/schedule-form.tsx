@@ -47,7 +47,8 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
       return go(
         to('/schedules', (await client.schedules.create({ ...whereAndWhat, ...path, ...others })).id),
       );
-    // Values that did not change are left out, because sending them would give the schedule the rights of this key.
+    // A schedule with tags may have the rights of another key. Sending these fields would give it the rights of this
+    // key, so fields that did not change are left out.
     const stays = isForeign && !isTakenOver;
     const isSame = stays && JSON.stringify(subject) === JSON.stringify(before);
     const isSamePath = stays && JSON.stringify(path) === JSON.stringify(watchInput(rulesOf(schedule)));

@@ -112,14 +112,14 @@ export function createEmulator(element: HTMLElement, isDark: boolean) {
 }
 
 /**
- * Bytes that may wait to be drawn. A hidden page draws only once a second, so it needs a larger limit. Otherwise it
- * would slow programs down.
+ * Maximum number of bytes that wait to be drawn before the program on the machine has to wait. A hidden page draws only
+ * once a second, so its limit is larger. Otherwise it would slow programs down.
  */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
 
 /**
- * Returns a function that draws output. It resolves when the page can take more, so that a program cannot write faster
- * than the page draws.
+ * Returns a function that draws output. Its promise resolves when the page can take more, so that a program cannot
+ * write faster than the page draws.
  */
 function writerOf(terminal: Terminal): (bytes: Uint8Array) => Promise<void> {
   let waiting = 0;
@@ -128,7 +128,8 @@ function writerOf(terminal: Terminal): (bytes: Uint8Array) => Promise<void> {
   return (bytes) =>
     new Promise((done) => {
       waiting += bytes.length;
-      // While few bytes wait, done() is called at once, because xterm parses several queued pieces before it draws.
+      // While few bytes wait, the caller can write the next piece at once, so that xterm parses several pieces before
+      // it draws.
       terminal.write(bytes, () => {
         waiting -= bytes.length;
         if (isEnough()) resolve();

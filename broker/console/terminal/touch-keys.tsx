@@ -14,8 +14,8 @@ export function afterCtrl(text: string): string {
 }
 
 /**
- * Text, name for screen readers, and bytes of each key. An arrow has only the last letter of its escape sequence,
- * because the beginning depends on the cursor key mode of the terminal.
+ * Text, name for screen readers, and bytes of each key. Of an arrow key's escape sequence, only the last letter is
+ * here: the terminal's cursor key mode decides whether it begins with ESC [ or ESC O.
  */
 const keys: readonly (readonly [text: string, name: string, bytes: string])[] = [
   ['Esc', 'Escape', '\u001b'],
