@@ -88,9 +88,9 @@ export class JoinTokens {
   };
 
   /**
-   * Registers a machine in one commit. A repeat with the same token and public key returns the same machine. Throws
-   * unauthorized for a bad token, or if a machine that joined with another token has this public key. Throws
-   * validation_failed for a bad field.
+   * Registers a machine in one commit. If the request is repeated with the same token and public key, returns the same
+   * machine. Throws unauthorized if the token is bad, or if the public key belongs to a machine that joined with
+   * another token. Throws validation_failed for a bad field.
    */
   async enroll(request: EnrollRequest__Output, ip: string): Promise<EnrollResponse> {
     const parsed = enrolment.safeParse(request);

@@ -145,8 +145,8 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * True if the call was aborted before its end, except by a stop of the broker. For example, the client has
-   * disconnected, stalled or lost its rights.
+   * True if the call was aborted early, for example because the client has disconnected, stalled or lost its rights.
+   * False after a regular end, and after a stop of the broker.
    */
   get abandoned(): boolean {
     const { signal } = this.gone;
@@ -198,7 +198,8 @@ export class Call<M extends Method = Method> {
       rest: first ? this.messages : [],
       begin: () => this.#stream.sendMetadata(trailersOf(this.requestId)),
       send: async (answer: Buffer): Promise<void> => {
-        // The cast is safe: the service also accepts messages that are already encoded.
+        // `answer` is a message that the other broker has encoded. The cast is safe: the service sends encoded messages
+        // unchanged.
         const message = answer as unknown as Sent<M>;
         if (streams) await this.send(message);
         else response = message;
@@ -225,7 +226,9 @@ export class Call<M extends Method = Method> {
     });
   }
 
-  /** Authorizes and runs one request of this call. Without `records`, only a failure is written to the audit log. */
+  /**
+   * Authorizes and runs one request of this call. If `records` is false, only a failure is written to the audit log.
+   */
   request<R extends Route, T>(
     guard: Guard<R>,
     work: Omit<RequestWork<R, T>, 'gone'>,
@@ -245,8 +248,8 @@ export class Call<M extends Method = Method> {
   }
 
   async #single(): Promise<Opened<M>> {
-    // The casts are safe: the service decodes only messages of this type. If an rpc has a single request, the whole
-    // message is its `opening`.
+    // The casts are safe: the service decodes only messages of the type Received<M>. This rpc has a single request, so
+    // `opening` is the whole message.
     const message = this.#stream.request as Received<M>;
     return { message, opening: message as Opening<M> };
   }
@@ -303,8 +306,8 @@ async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerat
 }
 
 /**
- * Waits one turn of the event loop, then throws if the client has cancelled. The end of a cancelled stream may arrive
- * before its cancellation.
+ * Waits one turn of the event loop, then throws if the client has cancelled the call. Without this wait, a cancelled
+ * call could look complete, because the end of its messages may arrive before the cancel.
  */
 async function awaitCancellation(signal: AbortSignal): Promise<void> {
   await new Promise<void>((resolve) => setImmediate(resolve));

@@ -25,7 +25,10 @@ interface CallsPort {
   markAuthenticated?(peer: string): void;
   /** Finds the client of a call that another broker forwarded; only on the peer port. */
   forwardedClient?(headers: Metadata): Promise<Client>;
-  /** Used instead of the service's `peers`. On the peer port, it refuses to forward a call a second time. */
+  /**
+   * Replaces the service's `peers`. Set only for the peer port, where calls that another broker has forwarded are not
+   * forwarded again.
+   */
   peers?: Peers;
 }
 

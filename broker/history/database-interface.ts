@@ -10,7 +10,10 @@ export interface Query {
   values: readonly Value[];
 }
 
-/** A row for the history. It can wait in the outbox of state.json. Writing the row twice must be harmless. */
+/**
+ * A row that will be written to the history. Until then, it can be stored in the outbox of state.json. Writing the row
+ * a second time must change nothing.
+ */
 export interface OutboxEntry {
   kind: string;
 }
@@ -23,8 +26,9 @@ export interface RowReader {
 }
 
 /**
- * A transaction of the history; its reads see its own writes. The change, which is the function that uses the
- * transaction, may await only get(), all() and ask(). After the change has ended, each call throws.
+ * A transaction of the history. Its reads see its own writes. The function that uses the transaction is called a
+ * change. A change may await only get(), all() and ask() of its transaction. After the change has ended, the
+ * transaction accepts no more statements.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**
@@ -35,15 +39,16 @@ export interface HistoryTransaction extends Journal, RowReader {
   /** Runs a statement after those of earlier calls. If the statement fails, the whole change fails. */
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement, then calls `use` with its first row. The functions given to committed() run after `use`. If the
-   * statement fails, the change fails, even if the change does not await the returned promise.
+   * Runs a statement, then calls `use` with the first row of the result. `use` runs before the functions that were
+   * passed to committed(). The change need not await the returned promise: if the statement fails, the change fails in
+   * any case.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Inserts a row, or updates the row that has the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /**
-   * Writes an entry with the function that History.onEntry() registered for its kind. Only the commit waits for that
-   * function, so reads within the change may miss the entry.
+   * Writes an entry by the function that History.onEntry() registered for the entry's kind. That function may still be
+   * writing when append() returns, so reads within the change may miss the entry. The commit waits for it.
    */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */
@@ -57,15 +62,15 @@ export interface Connection {
   /** Calls `listener` each time the database stops answering. */
   onUnavailable(listener: () => void): void;
   /**
-   * Number of times that the database has stopped answering. Afterwards the server may be a promoted standby that lacks
-   * the last commits.
+   * Number of times that the database has stopped answering. Each time, a standby that lacks the last commits may have
+   * been promoted, so that another server answers from then on.
    */
   readonly disconnects: number;
   /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
   onCommitsLost(listener: (error: Error) => void): void;
   /**
-   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
-   * answers again.
+   * Called when the broker stops. If the connection is lost during a commit, the commit waits until the database
+   * answers again. After this call, it fails instead.
    */
   stopWaiting(): void;
 }
@@ -86,8 +91,8 @@ export interface Writer extends Connection {
   begin(): Promise<void>;
   execute(sql: string, values: readonly Value[]): Promise<Row[]>;
   /**
-   * Resolves once all changes are on disk. If it throws, no change is on disk. Exception: after stopWaiting(), a commit
-   * whose answer was lost throws, but may be on disk.
+   * Resolves once all changes are on disk. Throws if no change is on disk. After stopWaiting(), it also throws if the
+   * database's answer to COMMIT was lost. The changes may then be on disk.
    */
   commit(): Promise<void>;
   /** Undoes all changes since begin(). Does nothing after a commit. */
@@ -103,8 +108,8 @@ export interface Database extends RowReader {
   readonly name: string;
   readonly writer: Writer;
   /**
-   * True for a database server. A commit then takes longer than a turn of the event loop, so get(), all() and read() of
-   * History first wait for earlier writes.
+   * True for a database server, false for a file. A commit on a server takes longer than a turn of the event loop. So
+   * get(), all() and read() of History wait for the writes that were requested before them.
    */
   readonly isRemote: boolean;
   /**

@@ -16,8 +16,8 @@ export function ownedElsewhere(): AppError {
 }
 
 /**
- * Returns a statement that fails if another broker owns the machine. Returns undefined if this broker knows already
- * that it is not the owner.
+ * Returns an SQL statement that makes a change fail if another broker owns the machine. Returns undefined if this
+ * broker already knows that it does not own the machine.
  */
 export type Fence = (machineId: string) => { sql: string; values: readonly Value[] } | undefined;
 
@@ -226,8 +226,8 @@ class Change {
   }
 
   /**
-   * Runs the change and waits for its entries. Throws if the change awaits anything but its transaction, because
-   * waiting for another write would never end.
+   * Runs the change, and waits until its entries are written. Throws if the change awaits something other than its
+   * transaction. It could otherwise wait forever, for example for another write, which begins only after this change.
    */
   async settle(member: Pending): Promise<void> {
     this.#watch();

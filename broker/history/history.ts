@@ -39,8 +39,8 @@ export interface Retention {
   /** Maximum number of rows of the table. If there are more, the oldest rows are deleted, whatever their age. */
   keepRows?: number;
   /**
-   * The column with the row numbers. It may be set only if rows with higher numbers have later times in `column`. Old
-   * rows are then found by their numbers, without an index of times.
+   * The column with the row numbers. Set it only if rows are numbered in the order of their times. Old rows are then
+   * found by their numbers, without an index of times.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
@@ -136,8 +136,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Writes the entries of the outbox of state.json, each exactly once. A restart of the broker does not write an entry
-   * again, even if the entry's row was deleted meanwhile because of its age.
+   * Writes the entries of the outbox of state.json to the history, each exactly once. The history stores a digest of
+   * the last written outbox. A restart thus writes no entry again, even if its row was deleted because of its age.
    */
   async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
@@ -229,7 +229,8 @@ async function pruneOld(
   transaction: HistoryTransaction,
 ): Promise<number> {
   const old = `${column} < ?1 AND ${where}`;
-  // Rows with times in the future (above ?2) may break the order, so they are skipped.
+  // The inner query takes the rows with the lowest numbers. It skips rows with times in the future (above ?2), which
+  // stem from a wrong clock. These rows are not old, and could fill the whole result of the inner query.
   const some = ordered
     ? `${old} AND ${ordered} IN (SELECT ${ordered} FROM ${table} WHERE ${column} <= ?2 ORDER BY ${ordered} LIMIT ${pruneStep})`
     : `rowid IN (SELECT rowid FROM ${table} WHERE ${old} ORDER BY ${column} LIMIT ${pruneStep})`;

@@ -10,8 +10,8 @@ import { migrate, SqliteDatabase } from './sqlite-database.ts';
 
 const schemaVersion = 1;
 /**
- * `running` is 1 until a clean stop, which removes the -wal file. If `running` is 1 without a -wal file, the last
- * changes are lost.
+ * `running` is 1 while a broker runs. A clean stop sets it to 0, and removes the -wal file. After a crash, `running` is
+ * still 1, and the -wal file has the last changes. If that file is missing, they are lost.
  */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 

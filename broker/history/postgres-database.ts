@@ -46,7 +46,10 @@ export class PostgresDatabase implements Database {
   readonly committed: RowReader;
   readonly #pool: Pool;
   readonly #committedPool: Pool;
-  /** The value of `writer.disconnects` when each connection was opened. #connect() closes outdated connections. */
+  /**
+   * For each connection, the value of `writer.disconnects` when it was opened. #connect() closes a connection if the
+   * value has changed since.
+   */
   readonly #disconnectsAtOpening = new WeakMap<PoolClient, number>();
 
   private constructor(address: PostgresAddress, writer: PostgresSession, log: Logger) {
@@ -171,8 +174,8 @@ export class PostgresDatabase implements Database {
   }
 
   /**
-   * Returns a connection that was opened after the last loss of the write connection. An earlier one may lead to a
-   * server that is no longer the primary.
+   * Returns a connection that was opened after the last loss of the write connection. An older connection may lead to a
+   * former primary server, which a standby has replaced.
    */
   async #connect(pool: Pool): Promise<PoolClient> {
     for (;;) {

@@ -13,7 +13,10 @@ import { toPostgres } from './translate-to-postgres.ts';
 
 /** The oldest version of PostgreSQL that is supported, as its setting server_version_num. */
 export const oldestVersion = 140_000;
-/** The advisory lock of the broker that uses the database. Brokers that share the database share this lock. */
+/**
+ * The advisory lock of the brokers that use the database. A broker that uses it alone takes the lock exclusively;
+ * brokers that share the database take the lock as a shared lock.
+ */
 const lock = 0x66_61_72_68;
 /** The advisory lock of a broker that starts, so that two brokers do not create tables at the same time. */
 const startLock = lock + 1;
@@ -79,8 +82,8 @@ export class PostgresSession implements Writer {
   /** Resolves when the connection is open again. */
   #returned = Promise.withResolvers<void>();
   /**
-   * A random number that is written at the start. If another number is read later, another broker has used
-   * the database meanwhile.
+   * A random text that claim() writes to the table `installation`. If the table has another text after a reconnect,
+   * another broker has used the database meanwhile. The text is unused if brokers share the database.
    */
   readonly #start = randomBytes(8).toString('hex');
   /** Number of the transaction in progress, or of the last one. Each transaction stores its number. */
@@ -88,8 +91,8 @@ export class PostgresSession implements Writer {
   /** Number of the last transaction that is known to be committed. */
   #committed = 0;
   /**
-   * A random text for each connection, also stored in the table `writers`. A transaction of an earlier connection can
-   * no longer commit, because the table then has another text.
+   * A random text for each connection, also stored in the table `writers`. A transaction that begins on an older
+   * connection fails, because the table then has another text.
    */
   #session = '';
   /** Number of times that the connection was lost. */
@@ -104,10 +107,10 @@ export class PostgresSession implements Writer {
   /** Id of this broker's row in the table `writers`. */
   readonly #writerId: string;
   /**
-   * The query after BEGIN. It stores the number of the transaction. If an earlier connection of this broker sends the
-   * query, `session` in the table differs, so the query divides by zero and fails.
-   * If brokers share the database, it also takes `commitLock` and notifies the other brokers. The query is prepared,
-   * which saves 0.1 ms of each transaction.
+   * The query that each transaction sends after BEGIN. It stores the transaction's number in the table `writers`. If a
+   * later connection of this broker has stored another `session` there, the query divides by zero, so the transaction
+   * fails. If brokers share the database, the query also takes `commitLock` and notifies the other brokers. The query
+   * is prepared, which saves 0.1 ms per transaction.
    */
   readonly #startOfTransaction: { name: string; text: string };
 
@@ -234,8 +237,9 @@ export class PostgresSession implements Writer {
   }
 
   /**
-   * Makes all uncommitted transactions of earlier connections fail, and waits for one that is just committing. Returns
-   * the number of the last committed transaction; undefined if this broker's row is missing.
+   * Stores a new `session`, so that transactions fail if an earlier connection begins them. A transaction that has
+   * already begun has locked the row, so this query waits for its end. Returns the number of the last committed
+   * transaction; undefined if this broker's row is missing.
    */
   async #fence(client: Client): Promise<number | undefined> {
     const session = randomBytes(8).toString('hex');

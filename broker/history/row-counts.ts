@@ -15,8 +15,8 @@ export interface CountedTable {
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
   /**
-   * A column of `columns` that every list compares with one value, such as `schedule_id`. A query then reads only the
-   * counts of that value.
+   * One of `columns`, if every list is filtered by it, such as `schedule_id`. It is the first column of the counts'
+   * primary key, so that a query reads only the counts of one value.
    */
   scope?: string;
 }
@@ -31,13 +31,13 @@ export interface Bounds {
 }
 
 /**
- * A row's sequence number is at least its time in milliseconds × this factor. It is higher after a burst, or if the
- * clock was set back.
+ * A new row gets the sequence number *its time in milliseconds × this factor*. If an earlier row has this number or a
+ * higher one, the new row gets the next number. This happens in a burst of rows, or after the clock was set back.
  */
 export const sequencesPerMs = 1_000;
 /**
- * The counts are per quarter of an hour. A stored count includes all rows of its quarter. If `since` or `until` of a
- * list is inside a quarter, the query therefore counts the rows of that quarter before that time.
+ * Rows are counted per quarter of an hour. A stored count covers a whole quarter. If `since` or `until` lies inside a
+ * quarter, the query itself counts the rows of that quarter before that time.
  */
 const quarterMs = 900_000;
 /** Maximum number of rows that one step counts. A step takes some 3 ms. */
@@ -139,9 +139,9 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 }
 
 /**
- * Returns a query for the total of a list. sumOf() computes the total from the row that the query returns. The total
- * counts the rows that are within the bounds and meet `where`, a condition on `columns`. If the stored counts do not
- * suffice, the function returns undefined.
+ * Returns an SQL query for the total of a list: the number of rows within the bounds that meet the condition `where`.
+ * `columns` are the columns in `where`. sumOf() computes the total from the query's row. Returns undefined if no stored
+ * counts fit these columns and bounds.
  */
 export function totalOf(
   counted: CountedTable,
@@ -182,8 +182,9 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // The counted rows of the quarter are selected by a range of sequence numbers, which needs no index of times. The
-  // range ends at the highest sequence number among these rows.
+  // The quarter's counted rows are found by their sequence numbers, so that no index of times is needed. The range
+  // begins with the lowest possible number of the quarter. It ends with the highest number of a counted row of the
+  // quarter.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`
@@ -202,8 +203,8 @@ function lastUntil({ table }: CountedTable, how: '=' | '<=', quarter: number): s
 }
 
 /**
- * Returns an SQL condition on `seq` that needs no index of times. All rows before `until` meet the condition, and some
- * later rows may.
+ * Returns an SQL condition on `seq` that all rows before `until` meet. Some later rows may meet it too, so the caller
+ * also compares the times. The condition needs no index of times.
  */
 export function numberedBefore(counted: CountedTable, until: Date): string {
   const at = until.getTime();

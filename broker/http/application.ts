@@ -136,7 +136,8 @@ function envelope({ log, metrics, cluster }: AppOptions, headers: Headers) {
       await next();
     } catch (error) {
       writeError(ctx, error, log);
-      // The client must connect again: its next connection may lead to a broker that can reach the database.
+      // This broker cannot reach the database. The closed connection makes the client connect again, perhaps to a
+      // broker that can reach it.
       if (ctx.status === 503 && cluster?.isAlive === false) ctx.set('Connection', 'close');
     }
     if (!ctx.req.complete) readRest(ctx);

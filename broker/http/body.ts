@@ -23,8 +23,8 @@ const maxMs = 300_000;
 const smallBytes = 64 * 1024;
 const maxDepth = 32;
 /**
- * Maximum number of fields of a JSON body. The largest schema allows 256 fields for the variables of a command. The
- * others are a reserve for the remaining fields of such a body.
+ * Maximum number of fields of a JSON body. The largest valid bodies have the 256 variables of a command, and some other
+ * fields. The maximum leaves a reserve.
  */
 const maxFields = 400;
 const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
@@ -106,7 +106,10 @@ type Fields = Record<string, string>;
 
 /** A form that is being read. */
 export interface IncomingForm extends Content<Fields> {
-  /** The fields before the file; all fields if the file was spooled. */
+  /**
+   * The fields that are known when readForm() resolves: those before the file, or all fields if the file was stored on
+   * disk.
+   */
   firstFields: Fields;
 }
 
@@ -138,9 +141,9 @@ export async function* bytesOf(
 }
 
 /**
- * Reads a form with one part called `file`. If `sufficient` returns true for the fields before that part, the promise
- * resolves when the part begins. Otherwise the whole file is first spooled to disk, so that the fields after it are
- * read too.
+ * Reads a form that has fields, and one part called `file`. If `sufficient` returns true for the fields before that
+ * part, resolves when the part begins. Otherwise stores the whole file on disk first, because a needed field may come
+ * after the file.
  */
 export async function readForm(
   request: IncomingMessage,
@@ -161,8 +164,8 @@ export async function readForm(
 interface FilePart {
   part: Readable;
   /**
-   * The fields that came before the file. Form.fields() may already return later fields too, because a small form
-   * arrives in one piece.
+   * The fields that came before the file. Form.fields() may return more: if a small form arrives in one piece, the
+   * fields after the file are read already.
    */
   fieldsBefore: Fields;
 }

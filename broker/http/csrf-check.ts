@@ -23,7 +23,8 @@ const active = /script|style|worker|worklet|xslt|object|embed/;
 export function isOwnOrigin(request: IncomingMessage, services: OriginServices): boolean {
   const { origin = '', host } = request.headers;
   const from = URL.parse(origin);
-  // A proxy may have terminated TLS. If it reports no scheme, the scheme of Origin is accepted.
+  // If a proxy has terminated TLS, the broker does not see whether the client used TLS. If the proxy does not report
+  // this, the scheme of Origin is accepted.
   const scheme = schemeOf(request, services.proxies) ?? from?.protocol;
   const own = [services.publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
   return own.some((one) => one && one.host === from?.host && one.protocol === from.protocol);
@@ -76,7 +77,8 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
 }
 
 /**
- * True if the browser itself resumes a broken download. A page can neither send such a request nor read the answer.
+ * True if the browser itself, and not a page, resumes a broken download. This is safe, because no page can send such a
+ * request or read the answer.
  */
 function resumesDownload({ method, headers }: IncomingMessage): boolean {
   const byBrowser = headers['sec-fetch-site'] === 'none' && headers['sec-fetch-dest'] === 'empty';

@@ -118,8 +118,8 @@ export function requestIdOf(ctx: Context): string {
 }
 
 /**
- * Returns the parts of a request except its body. Of the headers, it includes only those that the route defines. The
- * route writes their names with `_` in place of `-`.
+ * Returns all parts of a request except its body. It includes only headers that the route defines. In their names, `_`
+ * stands for `-`.
  */
 function partsOf(ctx: Context, route: Route): RawInput {
   const headers = Object.keys(route.headers).map((name) => [name, ctx.headers[name.replaceAll('_', '-')]]);
@@ -144,8 +144,8 @@ async function readBody(
 ): Promise<Content<Record<string, string>> | undefined> {
   const { req } = ctx;
   if (route.accepts) assertPlainContent(ctx);
-  // bytesOf() sends 100 Continue only when the handler starts to read. If the request is refused before that, a client
-  // that waits for 100 Continue has sent no content.
+  // A client that sent Expect: 100-continue sends the content only after the answer 100 Continue. bytesOf() sends this
+  // answer when the handler starts to read. So the content of a refused request is not transferred.
   if (route.accepts === 'bytes')
     return { chunks: bytesOf(req, signal, () => sendContinue(ctx)), fields: () => ({}) };
   if (route.accepts === 'form') {

@@ -23,9 +23,7 @@ interface Exchange {
   log: Logger;
 }
 
-/**
- * Longest wait in milliseconds for the first item of a stream. After that, the response headers are sent without it.
- */
+/** Longest time in milliseconds for which the headers of a `quiet` stream wait for the first item of the stream. */
 const headMs = 50;
 /**
  * If a stream has no event for this number of milliseconds, the client gets a comment line (`beat`). Otherwise a proxy
@@ -239,7 +237,7 @@ async function* growingOf(
   for await (const batch of items) {
     const text = JSON.stringify(parts.items.parse(batch)).slice(1, -1);
     if (text === '') continue;
-    // The start of the JSON text is sent with the first items. If these cannot be read, the client gets an ordinary
+    // Nothing is sent before the first items are ready. If these items cannot be read, the client thus gets an ordinary
     // error.
     yield (begun ? ',' : start()) + text;
     begun = true;
@@ -257,7 +255,8 @@ async function send(
 ): Promise<void> {
   const { res } = ctx;
   const { status, headers, length, quiet = false } = reply;
-  // The first chunk of a `quiet` stream may come late, so its headers wait for that chunk only `headMs` milliseconds.
+  // The headers are sent after the first chunk was read, so that an earlier failure becomes an ordinary error.
+  // Exception: the headers of a `quiet` stream wait at most `headMs`, because its first chunk may come late.
   const ready = chunks && (await begun(chunks, length, quiet ? headMs : Number.POSITIVE_INFINITY));
   ctx.status = status;
   ctx.set(headers);

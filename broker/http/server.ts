@@ -45,7 +45,10 @@ export interface Port extends AppPort {
   hsts: boolean;
 }
 
-/** A client that the broker waits for is disconnected after this many milliseconds without reading or sending. */
+/**
+ * Milliseconds after which a stalled client is disconnected. A client is stalled if the broker waits for it, but it
+ * neither reads nor sends.
+ */
 const stalledMs = 70_000;
 
 /** Options of Node's HTTP server. `keepAliveTimeout` disconnects clients that send no further request. */
@@ -114,7 +117,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('upgrade', (request, socket, head) => {
     // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
-    // The returned function is not called: a WebSocket is a request in progress until its connection closes.
+    // The function that begin() returns is not called: a WebSocket counts as a request until its connection closes.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)
@@ -162,8 +165,8 @@ export function beginKeyedFirst(
 }
 
 /**
- * Disconnects a stalled client. A client that waits for the broker is not disconnected, because a large copy may
- * take long.
+ * Called if no data was transferred for `stalledMs`. Disconnects the client, unless it waits for the broker: an
+ * operation such as a large copy may take longer.
  */
 function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
   const ours = !writableEnded && req.complete && socket?.writableLength === 0;

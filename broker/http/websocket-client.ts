@@ -27,8 +27,8 @@ const reportBytes = 64;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
 /**
- * A client whose input waits longer than these milliseconds is disconnected. Its socket is paused, so the broker would
- * not notice if the client were gone.
+ * Milliseconds after which a client is disconnected if the machine accepts none of its input. Until then the socket is
+ * paused, so the broker cannot notice that the client is gone.
  */
 const stuckMs = 25_000;
 
@@ -133,8 +133,8 @@ export class WebSocketClient implements ClientPort {
 
   #receive(data: Buffer, binary: boolean): void {
     if (this.#ws.readyState !== this.#ws.OPEN) return;
-    // A report about output is processed before the input that waits. Otherwise both could wait forever: a program may
-    // read no input until the client has reported that it received the program's output.
+    // A report about received output is processed at once, before any waiting input. Behind that input, it could wait
+    // forever: a program may read no input until the client has received its output.
     const report = binary ? undefined : reportIn(data);
     if (report !== undefined) {
       this.#received = report;

@@ -117,7 +117,7 @@ export class WebSocketUpgrades {
       opened = true;
       serve(ws, attachment, this.#services.log);
     });
-    // ws refused the handshake, and has answered the request itself.
+    // If the library ws has refused the handshake, it has also answered the request.
     if (!opened) attachment.leave();
   }
 

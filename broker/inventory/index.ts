@@ -172,7 +172,7 @@ export class Inventories {
       return [collected];
     });
     await Promise.race([Promise.all(collections), sleep(refreshMs, signal)]);
-    // Ends the timer. After a timeout, machines that still wait for their turn do not begin to collect.
+    // Stops the timer. After a timeout, this also cancels the collections that have not begun.
     ending.abort();
   }
 

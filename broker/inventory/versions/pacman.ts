@@ -5,7 +5,10 @@ import { compareNumbersOrLetters, compareWithEpoch } from './rpm.ts';
 /** Returns a number below 0 if `a` is older than `b` for pacman, above 0 if `a` is newer, and 0 if both are equal. */
 export const comparePacman = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
-/** Separators followed by a segment of digits or letters, or separators at the end. */
+/**
+ * Matches the pieces of a version. A piece is a segment of digits or of letters, with the separators before it.
+ * Separators at the end are a piece too.
+ */
 const pieces = /([^0-9a-z]*)(\d+|[a-z]+)|([^0-9a-z]+)$/gi;
 
 function compareSegments(a: string, b: string): number {
@@ -26,7 +29,7 @@ function compareSegments(a: string, b: string): number {
  * that begins with letters makes its version older: 1.0beta is older than 1.0.
  */
 function compareRests(a: string, b: string): number {
-  // If something remains of both versions, leading separators are ignored.
+  // If both versions have a remainder, separators at the start of the remainders are ignored.
   const [x, y] = a && b ? [withoutSigns(a), withoutSigns(b)] : [a, b];
   if (x === y) return 0;
   return (x === '' && !/^[a-z]/i.test(y)) || /^[a-z]/i.test(x) ? -1 : 1;
