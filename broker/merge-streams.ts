@@ -36,7 +36,8 @@ export function mergeStreams<T>(
         } else await changed.wait(signal);
       }
     } finally {
-      // return() is not awaited: while a source waits for its next item, return() resolves only after that item.
+      // return() is not awaited. If a source waits for its next item, return() resolves only after that item, which may
+      // never come.
       for (const source of sources) source.return(undefined).catch(() => {});
     }
   })();

@@ -102,7 +102,9 @@ interface RowSource {
   findBy?: readonly string[];
 }
 
-/** Returns the column that a condition compares with values; an empty text if the condition is of another form. */
+/**
+ * Returns the column of a condition such as `status = ?` or `id IN (…)`; an empty text for a condition of another form.
+ */
 function columnOf([sql]: NonNullable<Condition>): string {
   return /^\w+(?= (?:=|IN) )/.exec(sql)?.[0] ?? '';
 }

@@ -81,8 +81,8 @@ export function reaches(key: Limits, machine: MachineId, { machines }: Machines)
 }
 
 /**
- * The machines that limited keys may use. An entry is outdated if a change has replaced the key or the map of all
- * machines.
+ * Cache of the machines that each limited key may use. Each change of a machine creates a new map of all machines. An
+ * entry is outdated if its field `of` is an earlier map. A changed key is a new object, which has no entry.
  */
 const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
 
@@ -103,7 +103,10 @@ function reachable(key: Key, { machines }: Machines): readonly MachineId[] | und
   return ids;
 }
 
-/** True if `outer` may use every machine that `key` may use, now and after any change of tags. */
+/**
+ * True if `outer` may use every machine that `key` may use, even after machines have got or lost tags. So a limited
+ * `outer` must have all ids and all tags of `key`.
+ */
 export function within(key: Key, outer: Key): boolean {
   if (isUnlimited(outer) || isUnlimited(key)) return isUnlimited(outer);
   const machines = key.machine_ids?.every((id) => outer.machine_ids?.includes(id)) ?? true;
@@ -111,7 +114,10 @@ export function within(key: Key, outer: Key): boolean {
   return machines && tags;
 }
 
-/** True if a key may use every machine within these limits, now and after any change of tags. */
+/**
+ * True if a key may use every machine that `limits` selects. Any machine can get a tag later, so a limited key must
+ * itself have each tag of `limits`.
+ */
 export function mayUseAll(key: Limits, limits: Limits, declared: Machines): boolean {
   if (isUnlimited(key) || isUnlimited(limits)) return isUnlimited(key);
   const machines = limits.machine_ids?.every((id) => reaches(key, id, declared)) ?? true;

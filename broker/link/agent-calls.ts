@@ -25,8 +25,8 @@ import { CallLimits } from './call-limits.ts';
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
 /**
- * Streaming calls that wait for the stream with the machine's answer, by call id. Each id is valid for one
- * stream.
+ * The streaming calls that have no answer yet, by call id. The function gets the stream with the machine's answer, at
+ * most once.
  */
 export type AnswerWaiters = Map<string, (stream: AnswerStream) => void>;
 

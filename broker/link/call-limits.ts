@@ -12,11 +12,14 @@ import { Semaphore } from '../../shared/semaphore.ts';
  */
 const mostOpen = {
   ...{ control: 64, single: 64 },
-  // Fewer than the 40 heavy file operations (8 running, 32 waiting) that an agent accepts, so the agent refuses none.
+  // An agent accepts 40 heavy file operations: 8 run and 32 wait. This limit is lower, so that the agent refuses none.
   long: 32,
   ...{ process: 96, terminal: openTerminals + terminalClients, watch: 32 },
 };
-/** Classes whose calls never wait, because open calls of these classes last too long. */
+/**
+ * Classes whose calls never wait for a slot. Open calls of these classes last so long that no slot would become free in
+ * time.
+ */
 const unqueued: readonly Lane[] = ['process', 'terminal', 'watch'];
 /** Maximum number of calls that may wait for one machine. */
 const mostQueued = 256;
@@ -29,16 +32,19 @@ export class CallLimits {
   readonly #places = new Map<Lane, Semaphore>();
   #queued = 0;
 
-  /** `mostOfHello`: maximum number of calls in each of the classes `short` and `bulk`. */
+  /**
+   * `mostOfHello`: maximum number of open calls in each of the classes `short` and `bulk`. The agent can lower it in
+   * its hello.
+   */
   constructor(machineId: string, mostOfHello: number) {
     this.#machineId = machineId;
     this.#mostOfHello = mostOfHello;
   }
 
   /**
-   * Takes a slot, and returns a function that releases it. If no slot is free, the call waits for up to 10 s, and then
-   * fails with the error code unavailable. Instead of waiting, it fails immediately with this code if the queue is full
-   * or if calls of its class never wait. If `abort` fires, rejects with its reason.
+   * Takes a slot of the class, and returns a function that releases it. If no slot is free, waits up to 10 s for one.
+   * Rejects with unavailable after these 10 s, or at once if the queue is full or calls of the class never wait. If
+   * `abort` fires, rejects with its reason.
    */
   async enter(lane: Lane, abort: AbortController): Promise<() => void> {
     const place = this.#placesOf(lane).acquire(abort.signal);

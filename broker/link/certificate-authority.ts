@@ -28,8 +28,8 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * If the clock is set back by more than this many milliseconds, a new leaf is made. A leaf is valid from one day before
- * its creation. After a step back of more than a day, the old leaf would not be valid yet.
+ * If the clock is set back to more than this many milliseconds before a leaf was created, a new leaf is made. A leaf is
+ * valid only from one day before its creation, so the old leaf might not be valid yet.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;

@@ -52,8 +52,8 @@ export interface LinkServices {
 export const messageBytes = 1024 * 1024 + 64 * 1024;
 const frameBytes = 256 * 1024;
 /**
- * Longest wait for the hello of a control stream, in milliseconds. It applies to each control stream, even on a
- * connection that another control stream has already authenticated.
+ * Longest wait for the hello of a control stream, in milliseconds. The limit holds for each control stream, even if
+ * another one has already authenticated the same connection.
  */
 const helloMs = 5_000;
 /**
@@ -78,8 +78,8 @@ const mostCapabilities = 64 + 1;
  */
 const mostProcesses = 4096;
 /**
- * Maximum number of messages that an agent may send in one burst, not counting answers to calls. Each heartbeat
- * interval allows `unaskedPerBeat` more.
+ * Maximum number of messages, other than answers to calls, that an agent may send in one burst. Each heartbeat interval
+ * allows `unaskedPerBeat` more.
  */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
@@ -196,7 +196,7 @@ class AgentLink {
   readonly #calls: Calls;
   /** Time at which the last message arrived, in milliseconds of `monotonic`. `Heartbeats` reads it. */
   heardAt = monotonic();
-  /** Time of the last write or probe while messages wait to be written. `Heartbeats` reads it. */
+  /** Time since which messages wait and none was written; see Beating in heartbeats.ts. */
   unwrittenSince: number | undefined;
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */
@@ -231,8 +231,8 @@ class AgentLink {
       instanceId: hello.instance_id,
       methods: offered,
       stub: this.#calls.stub,
-      // An agent without a journal of processes loses its results when it ends, so each start counts as a new journal.
-      // The instance id serves as the journal's id, because it also changes at each start.
+      // Without a journal of its processes, an agent loses their results when it ends. Each start of the agent then
+      // counts as a new journal. Its id is the instance id, which also changes at each start.
       journalId: hello.journal_id || hello.instance_id || id,
       processIds: hello.process_ids.slice(0, mostProcesses),
       close: (last) => this.#close(last),
@@ -344,8 +344,8 @@ class AgentLink {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // Each call allows the agent one more message, the answer. This allowance has a limit: calls that are never
-    // answered would otherwise add up, and the agent could then send any number of messages.
+    // Each call lowers the count of unasked messages, because its answer will raise the count again. The count cannot
+    // fall below -mostUnasked. An agent that answers no calls could otherwise send any number of messages later.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // The bytes are counted here, because Node's limit on this stream counts messages.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;

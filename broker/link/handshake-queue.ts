@@ -8,14 +8,14 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 const defaultLimits = {
   /**
    * Maximum number of connections that have begun the handshake but are not authenticated yet. Their messages may all
-   * arrive in one turn of the event loop, and each blocks it for up to 0.7 ms.
+   * arrive in one turn of the event loop. Each message takes up to 0.7 ms.
    */
   atOnce: 128,
   /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
   perTurn: 2,
   /**
-   * Milliseconds within which a connection must authenticate while others wait. If none waits, only the deadline of
-   * ConnectionLimiter counts.
+   * Milliseconds within which a connection must authenticate if `atOnce` connections have begun and others wait.
+   * Otherwise only the deadline of ConnectionLimiter counts.
    */
   stalledMs: 2_000,
 };
@@ -102,7 +102,10 @@ export class HandshakeQueue {
     if (this.#waiting.size > 0) this.#plan();
   }
 
-  /** Closes the oldest connection that has not authenticated in time. If there is none, tries again later. */
+  /**
+   * Closes the oldest connection that has not authenticated, and returns true, if it has exceeded `stalledMs`.
+   * Otherwise returns false, and tries again when the time is over.
+   */
   #closeStalled(): boolean {
     const [[socket, begunAt] = [undefined, 0]] = this.#begun;
     const leftMs = begunAt + this.#limits.stalledMs - monotonic();

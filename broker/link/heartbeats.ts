@@ -6,7 +6,10 @@ import type { LinkSettings } from './link-settings.ts';
 interface Beating {
   /** Time when the last message of the machine arrived, in milliseconds of `monotonic`. */
   readonly heardAt: number;
-  /** Time since which no waiting message was written, in milliseconds of `monotonic`; undefined if none waits. */
+  /**
+   * Time since which messages wait and none was written, in milliseconds of `monotonic`; undefined if no message waits.
+   * probe() sets it to the present time.
+   */
   readonly unwrittenSince: number | undefined;
   /** Called every heartbeat interval. */
   beat(): void;
@@ -17,8 +20,8 @@ interface Beating {
 }
 
 /**
- * Milliseconds between checks. At one check per second, sending the due heartbeats of 10,000 links would block the
- * event loop for 30 ms.
+ * Milliseconds between checks. Each check sends the heartbeats that have become due since the last check. With 10,000
+ * links, a check once per second would block the event loop for 30 ms.
  */
 const checkMs = 250;
 

@@ -29,8 +29,8 @@ interface LiveServices {
 /** Shortest time in milliseconds between two updates of the same topic. Events are sent immediately. */
 const betweenMs = 1_000;
 /**
- * Maximum number of commands in one update. If more commands have changed, the oldest changes are left out: the client
- * loads its list again anyway. A batch can start thousands of commands in a second.
+ * Maximum number of ids of commands in one update. A batch can start thousands of commands in a second. The update then
+ * leaves out the oldest changes, because any update makes the client load its list of commands again.
  */
 const mostCommands = 200;
 

@@ -33,8 +33,8 @@ export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, rou
 }
 
 /**
- * Ends the logins of a key whose secret is being replaced. They end at the time `until` at the latest; if `until` is
- * undefined, they end now. Only the login `asking` continues, because its browser displays the new secret.
+ * Ends the logins of a key whose secret is being replaced. They end together with the old secret, at the time `until`;
+ * now if `until` is undefined. Only the login `asking` continues, because its browser displays the new secret.
  */
 export function endLogins(
   transaction: StateTransaction,
@@ -44,8 +44,8 @@ export function endLogins(
 ): void {
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
-    // A login with `secret_until` was made with a secret that an earlier rotation replaced. That secret becomes invalid
-    // now, because only the last replaced secret of a key stays valid. So the login ends now too.
+    // A login with `secret_until` belongs to a secret that an earlier rotation has replaced. A key has at most one
+    // replaced secret, so this rotation makes the earlier one invalid. So the login ends now too.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }

@@ -28,7 +28,7 @@ interface Services {
   machineFacts: MachineFacts;
 }
 
-/** Watches presence and records the events. The returned function stops it. */
+/** Watches presence and records the events, until the returned function is called. */
 export async function recordMachineEvents(services: Services, log: Logger): Promise<() => void> {
   const { state, history, events, presence, machineFacts, cluster } = services;
   await history.migrate('announced', tables);
@@ -66,7 +66,7 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     recorded.set(machineId, online);
   }
 
-  /** Reads the last recorded event of these machines, or of all. Another broker may have recorded that event. */
+  /** Reads the last recorded event of these machines, or of all machines. Another broker may have recorded it. */
   async function load(machineIds?: readonly string[]): Promise<void> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const rows = await history.all(`SELECT machine_id, online FROM announced WHERE ${where}`, ...values);

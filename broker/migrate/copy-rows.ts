@@ -7,7 +7,7 @@ import type { History, HistoryTransaction, Row } from '../history/history.ts';
 /** A table that both databases have. */
 export interface Table {
   name: string;
-  /** All columns except generated ones. In a table with row numbers, `rowid` is the last column. */
+  /** All columns except generated ones. If SQLite numbers the rows in a hidden column, its name `rowid` comes last. */
   columns: readonly string[];
   /** The columns by which pages are ordered. */
   key: readonly string[];
@@ -28,8 +28,8 @@ const list = (names: readonly string[]): string => names.map((name) => `"${name}
 const places = (count: number): string => `(${Array(count).fill('?').join(', ')})`;
 
 /**
- * Returns the tables of a history.db, with the table `counted` last. While `counted` is empty, the triggers that count
- * rows do nothing, so copied rows are not counted twice.
+ * Returns the tables of a history.db that are to be copied. `counted` must be copied last: while it is empty, the
+ * triggers that count rows do nothing. Otherwise they would add the copied rows to the copied counts.
  */
 export async function tablesOf(sqlite: History): Promise<Table[]> {
   const found = await sqlite.all(
@@ -47,7 +47,8 @@ async function describe(sqlite: History, name: string, withoutRowid: boolean): P
   );
   const namesOf = (rows: readonly Row[]): string[] => rows.map((row) => String(row.name));
   const primary = columns.filter(({ pk }) => Number(pk) > 0).sort((a, b) => Number(a.pk) - Number(b.pk));
-  // In SQLite, a primary key of one INTEGER column is the row number itself, so `rowid` is no column of its own.
+  // In SQLite, a primary key of one INTEGER column is the row number itself. `rowid` is then only another name of that
+  // column.
   const isNumber = !withoutRowid && primary.length === 1 && primary[0]?.type === 'INTEGER';
   const numbered = withoutRowid || isNumber ? [] : ['rowid'];
   return {

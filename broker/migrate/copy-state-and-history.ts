@@ -220,7 +220,8 @@ async function createTables(
 /** True if a copy into the database would overwrite no data. */
 async function isEmpty(history: History, tables: readonly Table[]): Promise<boolean> {
   const row = await history.get('SELECT generation FROM installation');
-  // In generation 1, no broker has changed the state since the tables were created.
+  // The tables are created with generation 1, and each change of the state increases it. Generation 1 thus means that
+  // the state was never changed.
   if (row) return Number(row.generation) === 1 && (await copyMarkOf(history)) === undefined;
   const existing = await existingOf(history, tables);
   return existing.every((name) => name === 'counted');
@@ -273,7 +274,7 @@ async function copyAll(
   return all;
 }
 
-/** Writes the documents to the database. After that a broker can use the database. */
+/** Writes the documents to the database, and removes the mark `unfinished`, so that a broker can use the database. */
 function putDocuments(documents: Documents, transaction: HistoryTransaction): void {
   const rows = names.flatMap((collection) =>
     documents[collection].map((one) => ({ collection, id: one.id, document: JSON.stringify(one) })),

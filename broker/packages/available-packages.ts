@@ -78,7 +78,8 @@ export function uploadedPackages(directory: string): AgentPackage[] {
 }
 
 /**
- * Describes the package in a file. Without `sha256`, the file must be signed, and the signature provides the hash.
+ * Describes the agent package in a file; undefined if there is none. If `sha256` is undefined, the hash is read from
+ * the signature file. A package without a valid signature file is then left out.
  */
 function packageAt(
   directory: string,

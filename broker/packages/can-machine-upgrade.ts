@@ -82,8 +82,9 @@ function signedPackage(
     );
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
-  // A machine that trusts an older key also trusts the package's key if `key_changes` lead from the older key to it.
-  // Only the machine can verify that, so the broker accepts every package with `key_changes` here.
+  // `key_changes` lead from older keys to the key that signed the package: each new key is signed by the previous one.
+  // A machine that trusts one of the older keys accepts the package. Only the machine can verify the chain, so the
+  // broker accepts every package with `key_changes` here.
   if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
   return refusal(
     'other_key',
@@ -97,7 +98,7 @@ export const isRefusal = (one: AgentPackage | Refusal): one is Refusal => 'reaso
 
 type State = Reply<Api['machines']['get']>['upgrade'];
 
-/** Returns the field of the API that says whether a machine can be upgraded. */
+/** Returns the field `upgrade` of a machine in the API: whether the broker can upgrade the machine, or why not. */
 export function upgradeStateOf(machine: Machine, facts: Facts | undefined, catalog: Catalog): State {
   const target = machine.agent_pin ?? brokerVersion;
   const found = packageFor(machine, facts, target, catalog);

@@ -94,8 +94,8 @@ export class MachineFacts {
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
   /**
-   * `#unsaved` has the machines whose newest facts are only in memory. `#unsampled` has the machines with a new report
-   * that no sample includes yet.
+   * `#unsaved`: machines whose newest facts are only in memory. `#unsampled`: machines whose last report is not yet in
+   * a sample of the metrics.
    */
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();
