@@ -60,7 +60,9 @@ const prompt = term.onWriteParsed(() => {
 });
 `;
 
-test('the TypeScript programs pass the type check, run, and do what the page says', async () => {
+test('the TypeScript programs pass the type check, run, and do what the page says', {
+  timeout: severalProgramsMs,
+}, async () => {
   const system = await startWebhookSystem();
   const { machineId } = await system.agent({ name: 'web-1', tags: 'demo' });
   const folder = project();
@@ -129,7 +131,7 @@ test('the TypeScript programs pass the type check, run, and do what the page say
   await promisify(execFile)(join(root, 'node_modules/.bin/tsc'), ['-p', folder, '--noEmit']).catch(
     (error: { stdout: string }) => expect.fail(error.stdout),
   );
-}, severalProgramsMs);
+});
 
 // ---- Shell commands
 
