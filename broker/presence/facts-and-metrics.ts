@@ -242,8 +242,8 @@ export class MachineFacts {
     this.#addToHour(machineId);
     this.#heardAt.set(machineId, monotonic());
     this.#unsaved.add(machineId);
-    // Unchanged facts are not written at once: when all machines reconnect after a restart of the broker, a commit for
-    // each would take longer than all other work.
+    // Unchanged facts wait for the next regular write. After a restart of the broker, all machines reconnect at once.
+    // One commit for each of them would then take longer than all other work.
     if (before && isDeepStrictEqual(declaredIn(before), declaredIn(facts))) return;
     await this.#history.write((transaction) => this.#save(machineId, transaction));
   }
@@ -283,8 +283,8 @@ export class MachineFacts {
   }
 
   /**
-   * Deletes the metrics of the last hour of a removed machine. The facts stay: without them, lists of past commands and
-   * events could not be filtered by the id of the machine.
+   * Deletes the last hour of metrics of a removed machine. Its facts remain, so that lists of past commands and events
+   * can still be filtered by its id.
    */
   remove(machineId: string): void {
     this.#heardAt.delete(machineId);
@@ -361,7 +361,10 @@ export class MachineFacts {
     });
   }
 
-  /** Writes machines in small transactions, so that no request waits long. Unwritten machines stay in `ids`. */
+  /**
+   * Writes the machines in `ids` in small transactions, so that no request waits long. Removes each machine from `ids`,
+   * and adds it again if its write fails.
+   */
   async #writeSlices(
     ids: Set<string>,
     write: (id: string, transaction: HistoryTransaction) => void,
@@ -382,7 +385,7 @@ export class MachineFacts {
   }
 }
 
-/** Returns the facts without those that change with each message. */
+/** Returns the facts without `last_seen` and `report`, which change with most messages. */
 function declaredIn({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_seen' | 'report'> {
   return facts;
 }

@@ -21,8 +21,8 @@ export class LastHour {
   }
 
   /**
-   * Adds a stored sample, which stands for the `spanMs` milliseconds before it. Minutes that already have a
-   * value are not changed.
+   * Fills minutes of the last hour with a stored sample, which was recorded `agoMs` milliseconds ago. The sample counts
+   * for the `spanMs` milliseconds before it was recorded. Minutes that already have a value are not changed.
    */
   fill(machineId: string, agoMs: number, spanMs: number, cpu: number, memory: number): void {
     this.#advance();

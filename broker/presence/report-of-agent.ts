@@ -9,7 +9,7 @@ const space = z.object({ total: amount, used: amount, free: amount });
 const disk = space.extend({ available: amount.optional() });
 const absent = { total: 0, used: 0, free: 0 };
 
-/** Checks a report that an agent has sent. Other code relies on these limits of sizes and numbers. */
+/** The form of a valid report. Other code relies on its limits, so a report that exceeds one of them is ignored. */
 const reportSchema = z.object({
   recorded_at_ms: z.number().min(0).max(latestInstant),
   uptime_s: amount,

@@ -11,7 +11,10 @@ import type { History } from '../history/history.ts';
 import { replayed } from './idempotency.ts';
 import type { RawInput, Subject } from './parse-api-request.ts';
 
-/** The machines and details of a request, as far as they are known. Parsing of the request may have failed. */
+/**
+ * The machines and details of a request for the audit log. If the request could not be parsed, some of them may be
+ * missing.
+ */
 export interface AuditedRequest {
   machines: readonly MachineId[];
   what: Deed['what'];
@@ -27,8 +30,8 @@ export type Recorder = ReturnType<typeof createAuditRecorder>;
 /** Maximum number of recorded refusals of one key per minute. For further refusals only their number is recorded. */
 const mostRefusals = 60;
 /**
- * Maximum number of log lines per minute about requests that were answered with `unavailable`, and whose record could
- * not be written. Without this limit, every request would add a line while the database cannot be reached.
+ * Maximum number of log lines per minute about unwritten audit records of requests that got the answer `unavailable`.
+ * While the database cannot be reached, every request would otherwise add a line to the log.
  */
 const mostUnrecorded = 10;
 const minute = 60_000;
@@ -44,7 +47,7 @@ export function createAuditRecorder(
   });
   const unrecorded = new UnrecordedLog(log);
 
-  /** Adds audit rows of a request, one for each machine. `before`: the number of rows that the request has already. */
+  /** Adds a row for each of `deeds`. `before` is the number of rows that the request has already added. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
     for (const [n, deed] of deeds.entries()) record(journal, deed, rowId(id, before + n));
   }
@@ -56,7 +59,7 @@ export function createAuditRecorder(
       .catch((error: unknown) => unrecorded.write(error, deeds));
 
   return {
-    /** Begins a record. Each write calls `about` for the details. If `records` is false, only failures are written. */
+    /** Begins a record. Each write gets its details from `about`. Without `records`, settle() writes only failures. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newTimedId('audit', now());
       let committed = false;
@@ -81,7 +84,8 @@ export function createAuditRecorder(
           // A refused request has changed nothing, so its record may be left out if its key has too many refusals.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The rows of a failed commit() may be on disk already. write() uses the same ids, so it adds no row twice.
+          // If the request failed after commit(), its rows may be on disk already. write() uses the same ids, and a row
+          // whose id exists is not added again.
           await write(deeds, id);
         },
       };
@@ -161,7 +165,7 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // The row needs this list: a key may read the details only if it may use all machines of the request.
+  // A key may read the details of the row only if it may use all machines of the request. This list names them.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
   // The header marks a repeated request with the same Idempotency-Key. Such a repeat has changed nothing.
   if (answer.has(replayed)) what.replayed = true;
@@ -169,8 +173,8 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
 }
 
 /**
- * Cuts a text to `longestText` characters. Cuts a list to `longestList` texts, and all of them together to
- * `longestText` characters. Returns undefined for objects, which are not recorded.
+ * Shortens a value for the audit log. A text is cut to `longestText` characters. A list is cut to `longestList` texts
+ * that have at most `longestText` characters in all. Returns undefined for an object, because objects are not recorded.
  */
 function cut(value: unknown): unknown {
   if (typeof value === 'string') return value.slice(0, longestText).toWellFormed();

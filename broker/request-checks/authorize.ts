@@ -29,8 +29,8 @@ type Found = {
 };
 
 /**
- * Finds objects of one kind by id; undefined for an unknown id. `filters` is true if the id filters a list: removed
- * objects are then found too.
+ * Finds objects of one kind by id. Returns undefined for an unknown id. `filters` is true for an id that filters a
+ * list. Such an id may belong to a removed object.
  */
 interface Lookup {
   /** Finds objects that are declared or in memory. */
@@ -149,8 +149,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks every id in path and query, and in the body if it has been read already. Checks first that the key may use
-   * all of them (forbidden), then that all exist (…_not_found).
+   * Checks all ids that have been read so far: those in path and query, and those in the body once it is read. Throws
+   * forbidden if the key may not use one of them. Otherwise throws …_not_found if one does not exist.
    */
   identify(raw: RawInput): void {
     const { state } = this.#guard.services;
@@ -312,8 +312,8 @@ class StoredIds {
 }
 
 /**
- * Throws forbidden if the key may use none of the machines of an id. If all ids are allowed, throws …_not_found for an
- * id that does not exist.
+ * Throws forbidden if a request names an object, and the key may use none of the object's machines. Otherwise throws
+ * …_not_found if one of the objects does not exist.
  */
 function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declared): void {
   for (const { noun, id, machines, ownKey } of subjects) {

@@ -11,8 +11,9 @@ import type { History, HistoryTransaction, OutboxEntry, Row, RowReader } from '.
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat. If the caller may still use all machines of the created object, it gets the first answer, otherwise
- * the present state of the object. Throws forbidden if the caller may use none of these machines.
+ * Answers a repeat of a request that has created an object. A caller that may still use all machines of the object gets
+ * the first answer, if it is stored. Any other caller gets the present state of the object. Throws forbidden if the
+ * caller may use none of the machines.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
@@ -133,16 +134,17 @@ export class Idempotency {
       return undefined;
     });
     return begun.catch((error: unknown) => {
-      // This request was refused or could not be stored, so it does not run. Only the request that added the id to
-      // #underWay removes it: an earlier request with the same Idempotency-Key may still be running.
+      // This request does not run, because it was refused or could not be stored. If it has added the id to #underWay,
+      // it removes the id again. Otherwise the id belongs to an earlier request, which may still be running.
       if (isNew) this.#underWay.delete(id);
       throw error;
     });
   }
 
   /**
-   * Reads the stored result of the first request. The result is undefined if the key is new, or if a crash ended the
-   * first request before it had created anything.
+   * Reads the stored result of the first request. Returns undefined if the Idempotency-Key is new, or if a crash ended
+   * the first request before it created anything. Throws conflict while the first request is running, and
+   * idempotency_mismatch if it was different.
    */
   async #earlier(id: string, fingerprint: string, transaction: RowReader): Promise<Earlier | undefined> {
     const sql = 'SELECT * FROM idempotency WHERE id = ? AND created_at > ?';
@@ -224,8 +226,8 @@ function hashOf(content: Content<unknown>): string {
 }
 
 /**
- * Throws if the SHA-256 of the content differs from the one in the first answer, or if a form field differs. Every
- * route that accepts content includes the SHA-256 in its answer.
+ * Throws idempotency_mismatch if the repeat uploads other content or other form fields than the first request. The
+ * content is compared by its SHA-256, which every route that accepts content includes in its answer.
  */
 async function assertSame(content: Content<unknown>, { answer, fields }: Earlier): Promise<void> {
   const digest = createHash('sha256');

@@ -170,8 +170,8 @@ function namesOf(names: readonly string[]): string {
 }
 
 /**
- * Finds the paths of all id schemas in a schema. Called at the broker's start; throws if the authorization check could
- * miss an id.
+ * Finds the places in a request that can contain ids, by the schema of the request. Called at the broker's start.
+ * Throws if an id is inside a kind of schema that the authorization check cannot search.
  */
 function idPathsIn(
   schema: z.core.$ZodType,
@@ -217,8 +217,9 @@ function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
 }
 
 /**
- * Returns the kind of id (machine, command …) that a schema describes. The schema is recognized by its checks,
- * because describe() and refine() return copies that keep the checks.
+ * Returns the kind of id that a schema describes, such as machine; undefined if it does not describe an id. Copies of
+ * an id schema, which describe() and refine() return, have the same checks. So an id schema is recognized by its
+ * checks.
  */
 function nounOf(schema: z.core.$ZodType): IdNoun | undefined {
   const checks = schema._zod.def.checks ?? [];

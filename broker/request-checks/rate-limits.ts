@@ -116,7 +116,10 @@ function sharedLimiter(points: number, countTogether: CountTogether): RateLimite
   });
 }
 
-/** Counts one point and returns the count. Beyond the limit the library rejects; the count is returned then too. */
+/**
+ * Counts a request or a wrong key, and returns the count in the present minute. It returns the count even if consume()
+ * rejects because the limit is exceeded.
+ */
 async function spent(from: RateLimiterAbstract, what: string): Promise<RateLimiterRes> {
   return from.consume(what).catch((over: unknown) => {
     if (over instanceof RateLimiterRes) return over;

@@ -21,14 +21,14 @@ export interface ClockJump {
   to: number;
 }
 
-/** Either all due times up to `missed` are missed, or the due time `at` runs. */
+/** The next step for a schedule: either record all due times up to `missed` as missed, or run the due time `at`. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
 /** Milliseconds after a forward jump of the clock in which no schedule runs, because the clock may be set back. */
 export const lastingMs = 60_000;
 /**
- * Maximum delay of a regular run, in milliseconds. If the broker notices a due time later, the due time runs only if
- * `catch_up` allows it. The delay includes `lastingMs`, the wait after a jump of the clock.
+ * Maximum delay of a regular run, in milliseconds. After a longer delay, the due time runs only if `catch_up` allows
+ * it. The maximum includes `lastingMs`, because no schedule runs so soon after a forward jump of the clock.
  */
 export const lateMs = lastingMs + 60_000;
 

@@ -14,12 +14,15 @@ interface ClockChange {
    * it was not set.
    */
   drift: number;
-  /** Time of the last comparison. If the wall clock was set since then, this time is shifted by the same amount. */
+  /**
+   * Time of the last comparison, as the wall clock counts now: if the clock was set forward by an hour since then, this
+   * time is one hour later too.
+   */
   corrected: number;
 }
 
 export class ClockWatch {
-  /** Time of the broker's start. If the wall clock is set, this time is shifted by the same amount. */
+  /** Time of the broker's start, as the wall clock counts now: each change of the clock changes this time too. */
   started = now();
   /** The last jump forward that was not undone within a minute. */
   jump: ClockJump | undefined;

@@ -35,10 +35,7 @@ export class Changes {
     }
   }
 
-  /**
-   * Drops all changed paths. The command then gets no paths, because it would take an incomplete list for a complete
-   * one.
-   */
+  /** Drops all changed paths, so that the command gets none. It would take an incomplete list for a complete one. */
   forgetPaths(): void {
     this.#paths = undefined;
   }

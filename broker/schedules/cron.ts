@@ -1,13 +1,13 @@
-// Checks cron expressions strictly, finds their next match, and describes them in words. All times are wall times: the
-// time that clocks in the time zone show, in milliseconds since 1970 as if the zone were UTC.
+// Checks cron expressions strictly, finds their next match, and describes them in words. All times are wall times: what
+// clocks in the time zone show. The wall time 09:00 is given as 09:00 UTC, in milliseconds since 1970.
 import { Cron as Pattern } from 'croner';
 import cronstrue from 'cronstrue';
 import { AppError } from '../../shared/errors.ts';
 
 export interface Cron {
   /**
-   * True if the hour field starts with `*`. When clocks are set back, an hour comes twice. An expression with such a
-   * field is due both times, other expressions only the first time.
+   * True if the hour field starts with `*`. When clocks are set back, they show an hour twice. An expression with such
+   * an hour field is then due in both hours. All other expressions are due only in the first one.
    */
   hourly: boolean;
   /** Returns the first matching wall time after `wall`, in whole seconds; undefined if there is none. */

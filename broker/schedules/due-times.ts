@@ -69,8 +69,9 @@ export class Timetable {
   }
 
   /**
-   * Returns the wall time after which #nextByDay() searches for a due time. Usually this is the wall time of the
-   * instant. For an instant in the repetition of an hour, it is the last second of this hour.
+   * Returns the wall time after which #nextByDay() searches for a due time. Usually this is the wall time of `instant`.
+   * When clocks are set back, they show an hour twice. If `instant` is in the second one, returns the last second of
+   * this hour.
    */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
@@ -101,8 +102,8 @@ export class Timetable {
   }
 
   /**
-   * If `after` is in an hour that will be repeated, returns the first due time after the clocks are set back; otherwise
-   * undefined.
+   * If `after` is in an hour that clocks will show again, returns the first due time after they are set back. Otherwise
+   * returns undefined. #nextByClock() needs this, because it searches only later wall times.
    */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];

@@ -126,15 +126,16 @@ export class Schedules {
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
-        // A request without changes returns here, because it must not replace the key whose rights the schedule uses.
-        // Most changes replace that key with the key of the request.
+        // A request without changes returns here, so that the schedule continues to use the rights of its present key.
+        // Most changes replace this key with the key of the request.
         if (changesNothing(before, after, changes)) return before;
         this.#assertTrigger(after, transaction, caller);
         assertUseOfParameters(after);
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // This check comes last, so that a caller who may not use the machine gets the error about the machine.
+        // commit() throws an error about the machine if the caller may not use it. The environment is checked after
+        // commit(), so that the caller gets that error first.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -202,7 +203,10 @@ export class Schedules {
     throw new AppError('forbidden', message, { schedule_id: id });
   }
 
-  /** Throws conflict if the key of a schedule with tags is revoked or expired, with the two exceptions below. */
+  /**
+   * A schedule with tags runs with the rights of its key. Throws conflict if this key is revoked or expired.
+   * Exceptions: the change replaces the key, or a disabled schedule stays disabled.
+   */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,
     changes: Changes,

@@ -1,5 +1,5 @@
-// Starts runs of schedules. One transaction stores both the row of a run and the run's command. If there is no command,
-// the row has the reason.
+// Starts runs of schedules. A run has a row in the history and a command, which are stored in one transaction. If the
+// command is refused, the row contains the reason.
 
 import type { Caller, Rights } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
@@ -98,8 +98,8 @@ export class Launcher {
   }
 
   /**
-   * True if each of these runs may have ended without a report. Such a run began before this broker started or took
-   * over the machine, and the machine has not had time to report yet.
+   * True if each of these runs may have ended without the knowledge of this broker. Such a run was open when this
+   * broker started or took over the machine. The machine has not yet had time to report whether the run has ended.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
@@ -196,8 +196,8 @@ export class Launcher {
   }
 
   /**
-   * Returns how many milliseconds a command may wait for its machine. `queue_for` is absent if the machine is offline
-   * although it has had `returnMs` to connect.
+   * Returns `queue_for`: how many milliseconds a command may wait for its machine. `queue_for` is absent if the machine
+   * is offline, and its `returnMs` milliseconds to connect are over. The command then fails at once.
    */
   #queueFor(machineId: string): { queue_for?: number } {
     if (this.#context.presence.online(machineId)) return { queue_for: busyMs };

@@ -9,8 +9,8 @@ import type { Schedule } from '../state/in-memory-state.ts';
 export type WatchedPath = Pick<NonNullable<Schedule['on_change']>, 'path' | 'recursive'>;
 
 /**
- * Maximum number of entries of a directory that are compared. All directories with more entries have the same
- * fingerprint.
+ * Maximum number of entries of a directory that are compared. All larger directories have the same fingerprint, so a
+ * comparison finds no changes in them.
  */
 const mostEntries = 10_000;
 const deadline_ms = 120_000;

@@ -21,14 +21,20 @@ const atOnce = 32;
  */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/** If a schedule misses many due times one after another, at most this many get their own row. The others share one. */
+/**
+ * If a schedule misses many due times one after another, up to this number of them get a row each. One more row stands
+ * for all the others.
+ */
 const mostMissed = 1000;
 /**
- * Maximum number of rows that are written for missed due times of all schedules, after a start of the broker or a
- * change of the clock.
+ * Maximum number of rows for missed due times of all schedules together. The count begins again when the broker starts
+ * and when its clock is changed.
  */
 const mostMissedInAll = 20_000;
-/** A row that stands for several missed due times gives their exact number only up to this maximum. */
+/**
+ * A row can stand for many missed due times. Its reason gives their exact number up to this maximum, and otherwise says
+ * "more than 200".
+ */
 const mostCounted = 200;
 /** If a due time waits for an earlier run to end, it is checked again after this many milliseconds. */
 const openMs = 60_000;
@@ -190,16 +196,16 @@ export class DueTimes {
   }
 
   /**
-   * Decides whether a due time runs or is skipped while earlier runs have not ended. A number means: decide again after
-   * this many milliseconds.
+   * Decides what happens to a due time while earlier runs have not ended: it runs or is skipped. If the result is a
+   * number, the decision must be made again after this number of milliseconds.
    */
   async #decideOverlap(tracked: Tracked, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
     const { schedule, machine_id } = tracked;
-    // This read may overlook a manual run that starts meanwhile. Such a run is treated as if it had started just after
-    // this due time.
+    // A run that a user starts during this read may be missing from its result. Such a run is treated as if it had
+    // started just after this due time.
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
-    // If the machine is offline, the run does not wait for earlier runs: its command fails at once, and its row has the
-    // reason.
+    // The run does not wait for earlier runs if the machine is offline: its command fails at once, and its row contains
+    // the reason.
     if (open.length === 0 || this.#launcher.isAway(machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
@@ -208,7 +214,10 @@ export class DueTimes {
     return this.#launcher.mayHaveEnded(open) ? unsureMs : 'skip';
   }
 
-  /** Records some of the due times that a change of the schedule has prevented from running. */
+  /**
+   * Records due times that did not run because the schedule was changed. Each call records up to `missedAtOnce` of
+   * them. The next step of the schedule records more.
+   */
   async #recordReplaced(tracked: Tracked, { schedule, until }: Tracked['replaced'][number]): Promise<void> {
     const timetable = schedule.enabled ? this.#tracked.timetableOf(schedule) : undefined;
     // If the clock was set back after the change, `until` can be in the future.
@@ -288,8 +297,8 @@ const notRunning: NoRun = {
 };
 
 /**
- * Returns the end of a row's `reason`: how many due times the row stands for, and their period. Returns '' if there is
- * only one.
+ * Returns the text that ends the `reason` of a row for several due times: their number, the first one and the last one.
+ * Returns '' if the row is for a single due time.
  */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
@@ -299,8 +308,8 @@ function sharing(timetable: Timetable, settledUntil: number, last: number): stri
 }
 
 /**
- * Sets `since` of these schedules, so that due times before `at` neither run nor are recorded as missed. Resolves when
- * this is on disk.
+ * Sets `since` to `at` for the schedules that `which` selects. Their due times before `at` then neither run nor are
+ * recorded as missed. Resolves when the change is on disk.
  */
 export async function countTimesFrom(
   state: State,

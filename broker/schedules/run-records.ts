@@ -43,8 +43,8 @@ export interface OnMachine {
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
 /**
- * Maximum number of due times that `next_run` leaves out for each schedule. It leaves out due times that ran while the
- * clock was ahead, and that are now in the future.
+ * Maximum number of future due times per schedule that `next_run` leaves out, because they ran while the clock was
+ * ahead.
  */
 export const mostRan = 1000;
 
@@ -94,12 +94,12 @@ export class ScheduleRecords {
   /** Stores a run. If the run has a command, the same transaction also creates the command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, machine_id, scheduled_for: at } = run;
-    // A row for the same due time is replaced. Such a row exists if the clock was set back after the time was recorded
-    // as missed or skipped.
+    // Replaces a row that says that this due time was missed or skipped. Such a row exists if the clock was set back
+    // afterwards, so that the due time came again.
     const key = 'schedule_id, scheduled_for, machine_id';
     transaction.put('schedule_runs', key, { decided_at: now(), ...run });
-    // putMark() makes the write fail if another broker owns the machine. It is not called for a batch that a user
-    // started (`at` is null), because the batch may include machines of other brokers.
+    // putMark() makes the write fail if another broker owns the machine. It is not called for runs without a due time:
+    // a user may start a batch that includes machines of other brokers.
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
   }
 
@@ -112,7 +112,7 @@ export class ScheduleRecords {
     transaction.committed(() => this.#ended(last));
   }
 
-  /** Calls `watcher` with a run when its command ends, and the last run of each settle(). Returns a stop function. */
+  /** Calls `watcher` with a run whose command ends, and the last run of each settle(). Returns a stop function. */
   watch(watcher: (run: ScheduleRun) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
@@ -186,8 +186,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Stores the state of a watched path. Every earlier change must already have a run, or a row that says why there is
-   * no run.
+   * Stores the state of a watched path. All changes up to this state must have been handled: by a run, or by a row that
+   * says why there is no run.
    */
   see(
     { schedule: { id: schedule_id }, machine_id }: OnMachine,
@@ -306,8 +306,8 @@ export class ScheduleRecords {
     const findBy = input.command_id ? ['command_id', 'schedule_id'] : ['status', 'machine_id'];
     const page = await pageOfRows(
       this.#history,
-      // Runs that were decided at the same time are sorted by `rowid`, and so by due time, because rows are written in
-      // that order.
+      // Runs of one write have the same `decided_at`. They are written in the order of their due times, so `rowid`
+      // sorts them by due time.
       { table: 'schedule_runs', columns, counted, tie: ['rowid'], findBy },
       [reachableOnly(reach), ...filtersOf(routes.history, input)],
       { ...input, sort: input.sort.replace('started_at', 'decided_at') },

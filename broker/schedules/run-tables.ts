@@ -33,8 +33,8 @@ export const tables = [
   'CREATE INDEX schedule_runs_by_command ON schedule_runs (command_id) WHERE command_id IS NOT NULL',
   `CREATE INDEX schedule_runs_by_machine ON schedule_runs (schedule_id, machine_id, decided_at);
   ${createCounts(counted)}`,
-  // A schedule with tags has rows of several machines for the same due time. The table is copied, because SQLite cannot
-  // change a UNIQUE constraint.
+  // The new table allows a row for each machine: a schedule with tags runs on several machines at the same time. The
+  // rows are copied, because SQLite cannot change a UNIQUE constraint.
   `CREATE TABLE runs_by_machine (
     id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT, batch_id TEXT,
     status TEXT NOT NULL, trigger TEXT NOT NULL, scheduled_for INTEGER, started_at INTEGER NOT NULL,

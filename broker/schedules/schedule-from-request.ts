@@ -37,8 +37,8 @@ export function assertMayRead({ may }: Pick<Rights, 'may'>): void {
 }
 
 /**
- * A command can print the environment of its schedule. With these fields, a request could therefore make a schedule
- * expose an environment that the request's key may not read.
+ * Fields with which a request could make a schedule print its environment, for example a command that prints it. A key
+ * that may not read the environment must send a new one together with such a field.
  */
 const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
 
@@ -47,8 +47,8 @@ export const decidesRun = (changes: Changes): boolean =>
   ([...exposing, 'on_change', 'env'] as const).some((field) => changes[field] !== undefined);
 
 /**
- * True if a request changes nothing. A request that sets where or what the schedule runs counts as a change even if the
- * values are the same, because it gives the schedule the rights of its key.
+ * True if a request changes nothing. A request with a field that decidesRun() names always counts as a change, even if
+ * the value is the same. It gives the schedule the rights of the key that sent it.
  */
 export const changesNothing = (before: Schedule, after: Schedule, changes: Changes): boolean =>
   !decidesRun(changes) &&
@@ -79,8 +79,8 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
 }
 
 /**
- * Applies the changes of a request. Some changes also set `since` to now. Earlier due times and file changes then start
- * no runs of the changed schedule.
+ * Returns the schedule with the changes of a request. Some changes, such as a new cron expression, set `since` to now.
+ * Due times and file changes before `since` start no runs.
  */
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
@@ -88,7 +88,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
   const hasDefault = before.catch_up === defaultCatchUp(before.on_change !== null);
   const after: Schedule = {
     ...before,
-    // If a schedule with the default `catch_up` changes from times to a path, or back, it gets the new kind's default.
+    // A request may replace the times of a schedule by a path, or the path by times. The default of `catch_up` differs
+    // for the two. A schedule that has the old default gets the new one.
     ...(isOther && hasDefault && { catch_up: defaultCatchUp(before.on_change === null) }),
     ...setFields(changes),
     ...(changes.machine_id !== undefined && { tags: null }),

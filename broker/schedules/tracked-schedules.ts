@@ -29,8 +29,8 @@ export interface Tracked {
   /** Number of successive missed due times that were recorded. */
   missed: number;
   /**
-   * Earlier versions of the schedule, each with the time of the change that ended it. Their due times after
-   * `settledUntil` will not run, and are not recorded yet. The oldest version comes first.
+   * Earlier versions of the schedule, the oldest first. `until` is the time of the change that replaced the version.
+   * Due times of these versions that did not run before the change must still be recorded.
    */
   replaced: { schedule: Schedule; until: number }[];
 }
@@ -223,8 +223,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Tracks a schedule that has one machine. Returns a list with the tracked schedule if it has moved to another
-   * machine, and an empty list otherwise. With several brokers, the caller reads the mark of a moved schedule again.
+   * Tracks a schedule that has one machine. If the schedule has moved to another machine, returns a list with its
+   * entry, otherwise an empty list.
    */
   #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const [machine_id] = this.#context.machinesOf(schedule);
@@ -238,8 +238,8 @@ export class TrackedSchedules {
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
-    // The mark must be read again, because the broker of the previous machine may have run the schedule since the last
-    // read.
+    // With several brokers, the caller reads the mark of a moved schedule again. The broker of the previous machine may
+    // have run the schedule since the last read.
     return hasMoved ? [tracked] : [];
   }
 
@@ -265,7 +265,10 @@ export class TrackedSchedules {
     return unmarked;
   }
 
-  /** If some due times before a change may be unhandled, adds the old version of the schedule to `replaced`. */
+  /**
+   * Called when a change replaces a version of the schedule. Adds this version to `replaced` if it may have due times
+   * that are not handled yet.
+   */
   #replace(tracked: Tracked, by: Schedule): void {
     const { schedule, settledUntil, replaced } = tracked;
     const until = Date.parse(by.since);
@@ -273,7 +276,10 @@ export class TrackedSchedules {
     else if (until > (replaced.at(-1)?.until ?? settledUntil)) replaced.push({ schedule, until });
   }
 
-  /** Sets `settledUntil` to the schedule's mark, if there is one. Returns the mark. */
+  /**
+   * Sets `settledUntil` from the mark and from `since` of the schedule: the later one counts. Returns the mark;
+   * undefined if there is none.
+   */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
     const mark = marks?.get(schedule.tags ? `${schedule.id} ${machine_id}` : schedule.id);
@@ -327,8 +333,8 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
 }
 
 /**
- * Returns the machine on which earlier runs of the schedule are looked up. Returns undefined for a schedule without
- * tags: it may have moved from another machine, so its runs on all machines are looked up.
+ * Returns the machine on which earlier runs of the schedule are looked up; undefined for all machines. A schedule
+ * without tags may have moved, so its earlier runs may be on other machines.
  */
 export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
   return schedule.tags ? machine_id : undefined;
@@ -337,8 +343,8 @@ export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefi
 type LatestMarks = ReadonlyMap<string, number>;
 
 /**
- * Returns a map with two kinds of keys. The ids of a schedule and a machine give the schedule's mark on that machine.
- * The id of a schedule alone gives its latest mark on any machine.
+ * Returns a map with two kinds of keys. `SCHEDULE_ID MACHINE_ID` gives the mark of the schedule on this machine.
+ * `SCHEDULE_ID` alone gives the latest mark of the schedule on any machine.
  */
 function latestOf(marks: readonly Mark[]): LatestMarks {
   const latest = new Map<string, number>();

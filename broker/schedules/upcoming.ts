@@ -10,7 +10,10 @@ export interface DueRun {
 /** Number of schedules whose first due time is computed in one turn of the event loop. */
 const sliceSize = 100;
 
-/** Returns at most `limit` runs that are due from `from` on and before `until`, and whether there are more. */
+/**
+ * Returns the first `limit` runs that are due at `from` or later, and before `until`. `more` is true if further runs
+ * are due in this period.
+ */
 export async function dueRuns(
   schedules: readonly Schedule[],
   nextAfter: (schedule: Schedule, after: number) => number | undefined,

@@ -21,13 +21,14 @@ import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedu
 export const mostWatches = 16;
 export const tooManyWatches = `schedules already watch ${mostWatches} paths of this machine: delete or disable one of these schedules`;
 /**
- * Milliseconds until a path is watched again: `soonMs` after a watch has ended or failed once, `laterMs` after more
- * failures or if the agent reports the path as missing.
+ * Milliseconds until a path is watched again. `soonMs` applies when a watch has ended, or has failed once. `laterMs`
+ * applies after further failures, and while the path is missing.
  */
 const soonMs = 1_000;
 const laterMs = 30_000;
 /**
- * A run that waits for the end of another run is tried again after this number of milliseconds, if no end is reported.
+ * Changes can wait for the end of an earlier run. If no end is reported, the broker looks for it again after this
+ * number of milliseconds.
  */
 const openMs = 60_000;
 
@@ -49,8 +50,8 @@ interface PathWatch {
   /** Number of failed attempts in a row. */
   failures: number;
   /**
-   * True if the path was compared with its stored state since the machine linked. Later changes start a run even if
-   * `catch_up` is `none`.
+   * True once the path has been compared with its stored state after the machine was linked. Later changes start a run
+   * even if `catch_up` is `none`, which is only about changes before the link.
    */
   wasLinked: boolean;
   /** The last recorded reason why the path is not watched. */
@@ -186,8 +187,8 @@ export class PathWatches {
   /** Handles a watch that could not start or has failed. Returns the milliseconds until the next attempt. */
   async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
     if (isMissing(error)) {
-      // The agent cannot watch a path in a missing directory; version 0.1.0 cannot watch any missing path. While the
-      // agent cannot watch the path, the broker compares the path every `laterMs`.
+      // An agent cannot watch a path whose directory is missing. Agents of version 0.1.0 cannot watch a path that is
+      // missing itself. Instead, the broker compares the path with its stored state every `laterMs`.
       try {
         await this.#compare(watch, signal);
         succeeded(watch);
@@ -239,12 +240,14 @@ export class PathWatches {
     const before = await records.seen(tracked);
     if (signal.aborted) return;
     if (watch.changes) {
-      // Changes were not reported while the watch was interrupted, so the collected paths may be incomplete.
+      // The watch was interrupted, and the agent reported no changes meanwhile. So the paths that were collected before
+      // may be incomplete.
       watch.changes.forgetPaths();
       return this.#settle(watch);
     }
     if (before === seen) return;
-    // A stored state counts only if it has the schedule's present `since`. Otherwise the new state is just stored.
+    // The stored state has an older `since`, or is missing. Changes since then start no run, so the new state only
+    // replaces the stored one.
     if (!before?.startsWith(schedule.since))
       return history.write((transaction) => records.see(tracked, seen, transaction));
     if (watch.wasLinked) return this.#begin(watch, 'change');
@@ -257,8 +260,8 @@ export class PathWatches {
   }
 
   /**
-   * Returns the state of the path as a text: the schedule's `since` and a fingerprint. States with another `since` are
-   * not compared, because changes before `since` do not count.
+   * Returns the state of the path as a text: the schedule's `since` and a fingerprint. Changes before `since` do not
+   * count, so #compare() ignores a stored state with another `since`.
    */
   async #lookAt(watch: PathWatch, signal: AbortSignal): Promise<string> {
     const { stub } = this.#context.presence.get(watch.tracked.machine_id);
@@ -323,8 +326,8 @@ export class PathWatches {
     const { schedule, tracked } = watch;
     watch.waiting = schedule.overlap === 'skip';
     if (!watch.waiting) return false;
-    // This timer is set before the read. If the open run ends during the read, #settle() sets a shorter timer. A timer
-    // that is set after the read would replace the shorter one.
+    // The timer is set before the read. If the open run ends during the read, #settle() replaces the timer with a
+    // shorter one. If the timer were set after the read, it would replace the shorter one.
     this.#arm(watch, openMs);
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
     watch.waiting = open.length > 0;
@@ -371,7 +374,10 @@ function waitBeforeRenewal(watch: PathWatch): number {
   return passed < soonMs ? soonMs : 0;
 }
 
-/** Ends the call to the agent. Changes that the agent has already reported are not dropped. */
+/**
+ * Ends the call to the agent. `watch.changes` still contains the changes that the agent has reported. They start a run
+ * when the path is watched again.
+ */
 function disconnect(watch: PathWatch): void {
   watch.link?.abort();
   watch.link = undefined;
