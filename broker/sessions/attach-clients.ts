@@ -82,8 +82,8 @@ export class Attachment {
   #left: Promise<void> | undefined;
   #stopWatchingRights = (): void => {};
   /**
-   * Cancels the timer. The timer detaches a client that does not connect, or that reads too slowly after the end of its
-   * session.
+   * Cancels the timer that detaches the client. Before the client connects, the timer runs for `unusedMs`. After the
+   * end of the session, the client has `drainMs` to read the rest of the output.
    */
   #cancelTimer = (): void => {};
 

@@ -190,8 +190,8 @@ export class Sessions {
   }
 
   /**
-   * Recovers the sessions that another broker process left open. Without `machineIds`, recovers those on all machines.
-   * The sessions wait for the links of their machines, and all of their clients are detached.
+   * Recovers the sessions on `machineIds`, or on all machines, that another broker process left open. Each session then
+   * waits for the link of its machine. Clients of that process are recorded as detached.
    */
   async #load(machineIds?: readonly string[]): Promise<void> {
     const { records, sessions, history, state, log } = this.#context;
@@ -221,8 +221,8 @@ export class Sessions {
   }
 
   /**
-   * Writes a new session to the disk. It counts toward the machine's limit from the start of the write. Throws if the
-   * machine cannot have another session.
+   * Writes a new session to the disk. Already during the write, the session counts toward the machine's limit of open
+   * sessions. Throws if the limit is reached, or if the machine cannot open terminals.
    */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;
@@ -303,8 +303,8 @@ export class Sessions {
   }
 
   /**
-   * Throws the error for a session that is not open here: session_not_found, conflict if the session has ended, or
-   * unavailable.
+   * Throws the error that says why no client can attach to a session: session_not_found, conflict if the session has
+   * ended, or unavailable if no broker has loaded it yet.
    */
   async #refuse(session_id: string): Promise<never> {
     const { sessions, records } = this.#context;

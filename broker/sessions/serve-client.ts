@@ -32,8 +32,8 @@ interface ServedClient {
 /** Milliseconds between two audit records of a client's input. The input itself is never recorded. */
 const auditMs = 60_000;
 /**
- * If more than this number of bytes are on their way to a client, the broker stops reading from the agent. The agent
- * normally pauses at half of this number.
+ * Maximum number of bytes that are on their way to a client. Beyond it, the broker stops reading from the agent.
+ * Normally the agent itself pauses earlier, at half of this number.
  */
 const mostUnreceived = 2 * terminalReplayBytes;
 /** A message without output, such as a change of status, counts as this number of bytes. */
@@ -165,8 +165,8 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The agent ends the output only when the session has ended or this client was detached. The broker may learn
-      // of the session's end a moment later, so it waits for that.
+      // The agent ends the output when the session has ended or this client was detached. The report of the session's
+      // end may reach the broker a moment later, so the broker waits for it.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
       return undefined;
@@ -191,7 +191,8 @@ export class Conversation {
     if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
     this.#position = offset;
     const lost = this.#input.begin({ offset, input_taken, known });
-    // A session that has ended has no program that reads input, so the client gets no warning about lost input.
+    // The client is warned that input may be lost, but only while the session is open. After the end of the session, no
+    // program reads input.
     if (lost > 0 && !ended) await this.#notify({ type: 'refused', message: mayBeLost(lost) });
     if (this.#ready) return;
     this.#ready = true;
@@ -257,8 +258,8 @@ export function endOf({ record: { exit_code, signal, reason } }: OpenSession): C
  */
 const mostUnacknowledged = 64 * 1024;
 /**
- * Largest piece of input, in bytes. Output uses the same number: each time the client has received at least this many
- * more bytes, the broker reports the client's new offset to the agent.
+ * Maximum number of bytes of input in one message to the agent. The number is also used for output: whenever the client
+ * has received this many more bytes, the broker reports the new offset to the agent.
  */
 const pieceBytes = 32 * 1024;
 
@@ -288,15 +289,15 @@ class UnacknowledgedInput {
   /** True once the agent has reported at which offsets of output and input this call begins. */
   #begun = false;
   /**
-   * `#taken` is the offset up to which the client has received the output. `#reported` is the last such offset that the
-   * agent got.
+   * `#taken` is the offset after the last byte of output that the client has received. `#reported` is the last value of
+   * `#taken` that was sent to the agent.
    */
   #taken = 0;
   #reported = 0;
 
   /**
-   * Resolves when a call to the agent has taken the action, or when `signal` fires. After a lost link, only input is
-   * sent again, no other action.
+   * Resolves when the action has been sent to the agent, or its input has been added to `#input`. Also resolves when
+   * `signal` fires. After a lost link, only input is sent again, no other action.
    */
   async send(action: Action, signal: AbortSignal): Promise<void> {
     this.#waiting = action;
@@ -305,12 +306,12 @@ class UnacknowledgedInput {
   }
 
   /**
-   * Handles the first answer to a call. Returns how many bytes of input may be lost. Throws machine_error if an agent
-   * that remembers the client reports more bytes of input than the broker has taken from the client.
+   * Handles the agent's first answer to a call. Returns the number of bytes of input that may be lost. Throws
+   * machine_error if the agent remembers the client, but reports more input than the broker has taken from it.
    */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;
-    // An agent that has forgotten the client does not know which input arrived. The input counts as lost, because a
+    // If the agent has forgotten the client, it is unknown which input arrived. This input is not sent again, because a
     // command that is sent twice could run twice.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {

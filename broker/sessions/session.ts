@@ -18,7 +18,10 @@ import type { SessionServices } from './session-services.ts';
 /** Services and state that all sessions share. */
 export interface SessionContext extends SessionServices {
   records: SessionRecords;
-  /** Sessions by id, oldest first: the open ones, and those whose clients still read their last output. */
+  /**
+   * The open sessions by id, oldest first. A session that has ended remains here while clients still read its last
+   * output.
+   */
   sessions: Map<string, OpenSession>;
   acknowledgements: Acknowledgements;
   /** Fires when the broker stops. */
@@ -123,8 +126,8 @@ export class OpenSession {
   #close(requester?: Requester): void {
     if (!this.link) return void this.end({ reason: 'ended' });
     this.#kill(requester);
-    // An agent that never reports the end must not leave the session open, so the broker ends the session after this
-    // time.
+    // If the agent does not report the end within this time, the broker ends the session itself. Otherwise the session
+    // could stay open for ever.
     after(overdueMs, () => {
       if (!this.#context.stopping.aborted) void this.end({ reason: 'ended' });
     });
@@ -205,7 +208,10 @@ export class OpenSession {
     this.changed.wake();
   }
 
-  /** If the session is over and has no clients left, removes it from memory and from its agent. */
+  /**
+   * Does nothing before the session is over and all clients are detached. Then removes the session from memory, and
+   * lets the agent delete its result.
+   */
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;
     const { id, machine_id } = this.record;
@@ -232,8 +238,8 @@ export class OpenSession {
   }
 
   /**
-   * Handles the events of an openTerminal or keepTerminal call. If the call ends but the session has not ended, calls
-   * keepTerminal on the same link after `retryMs`.
+   * Handles the events of an openTerminal or keepTerminal call. If the call ends before the session, calls keepTerminal
+   * after `retryMs`, unless the link has changed.
    */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
@@ -375,8 +381,8 @@ function refusalOf(error: unknown, unopened: boolean, session: Session, link: Li
   if (!(error instanceof AppError)) return undefined;
   // The terminal may exist in spite of these errors, so the call is repeated.
   const unsure = ['machine_offline', 'machine_timeout'];
-  // After `unavailable`, a terminal that was not open yet does not exist. A terminal that was open may still exist, so
-  // the call for it is repeated.
+  // After `unavailable`, a terminal that was to be opened does not exist. But a terminal that was open already may
+  // still exist, so the call for it is repeated.
   if (!unopened) unsure.push('unavailable');
   if (unsure.includes(error.code)) return undefined;
   return unopened ? { reason: `${error.code}: ${error.message}` } : lostOn(session, link);

@@ -21,7 +21,10 @@ export function actionOf(message: unknown): Action {
   return { size: { cols: data.cols, rows: data.rows } };
 }
 
-/** A message to a client. Terminal output is no notice, and is sent with output(). The end is sent with close(). */
+/**
+ * A message to a client. Terminal output and the end of the session are no notices: they are sent with output() and
+ * close().
+ */
 export type Notice = Exclude<BrokerMessage, { type: 'end' }>;
 
 export type CloseReason =

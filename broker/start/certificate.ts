@@ -25,7 +25,10 @@ interface ServerCertificate {
   pin: string;
   /** True if browsers trust the certificate. */
   isPublic: boolean;
-  /** Calls `apply` with each newer certificate; open connections stay open. The returned function stops it. */
+  /**
+   * Calls `apply` whenever there is a newer certificate, which then serves new connections. Open connections stay open.
+   * The returned function stops the calls.
+   */
   follow(apply: Apply): () => void;
 }
 

@@ -101,8 +101,8 @@ export interface Opening extends StoreOpening {
 }
 
 /**
- * Maximum number of bytes of file contents that are read into memory at the same time, to be sent as JSON. Each of
- * these bytes takes about five bytes of memory.
+ * Maximum total size, in bytes, of the file contents in memory that wait to be sent as JSON. Each byte of content needs
+ * about five bytes of memory.
  */
 const maxContents = 64 * 1024 * 1024;
 
@@ -125,8 +125,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() writes the entries that are left in the outbox to the history. Some of them belong in the tables of
-  // events, machine facts and idempotency, so these three must be opened first.
+  // createNouns() writes the entries that are left in the outbox to the history. Some entries belong in the tables of
+  // events, machine facts and idempotency, so these tables are created before.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);

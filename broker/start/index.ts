@@ -42,8 +42,8 @@ export interface Broker {
   /** Attaches terminal clients of any transport to sessions. */
   sessions: Pick<Sessions, 'redeem' | 'join'>;
   /**
-   * True if the broker serves requests and its history.db answers. A database server does not have to answer, because
-   * a restart of the broker would not help.
+   * True if the broker serves requests and its history.db answers. With a database server, no answer is required: a
+   * restart of the broker would not bring the server back.
    */
   alive(): Promise<boolean>;
   /** Never resolves. Rejects if the broker must end, because its database has lost changes. */
@@ -133,7 +133,8 @@ async function startParts(
   const local = createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false });
   const stops = [stopperOf(local)];
   closers.push(() => rm(socket, { force: true }));
-  // The stop of the servers is registered before any server listens, so that a failed start also stops the servers.
+  // This function stops the servers. It is registered before a server listens, so that a start that fails later stops
+  // the servers too.
   closers.push(async () => {
     status.ready = false;
     // This broker gives up its lease first, so that other brokers take over its machines while its parts stop.
@@ -155,7 +156,8 @@ async function startParts(
   const { heartbeat_url, heartbeat_every, local: isLocal } = settings;
   if (heartbeat_url !== undefined && !isLocal)
     closers.push(reportAlive(heartbeat_url, heartbeat_every, { ...parts.deliveries, alive: works, log }));
-  // A restart by systemd's watchdog would not bring back a database server, but would end all links and terminals.
+  // The broker counts as alive even if its database server does not answer. A restart by systemd's watchdog would not
+  // bring the server back, but would end all links and terminals.
   const alive = async (): Promise<boolean> => (parts.history.isRemote ? status.ready : await works());
   const addresses = { url: status.url || undefined, grpc: status.grpc || undefined };
   return { ...addresses, socket, sessions, alive, failed: failureOf(parts.history), close };
@@ -253,7 +255,8 @@ function stopperOf(server: Server): () => Promise<void> {
   return async () => {
     const closed = new Promise<void>((resolve) => server.close(() => resolve()));
     server.closeIdleConnections();
-    // Node counts a connection that never sent a byte as busy, so closeIdleConnections() leaves it open.
+    // closeIdleConnections() leaves a connection open that never sent a byte, because Node counts it as busy. Such
+    // connections are closed here.
     for (const socket of sockets) if (socket.bytesRead === 0) socket.destroy();
     await endsWithin(finishRequestsMs, closed);
     // Connections that became WebSockets no longer belong to the server, so they are closed here.

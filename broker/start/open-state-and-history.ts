@@ -24,8 +24,8 @@ interface OpenedStores {
   state: State;
   history: History;
   /**
-   * True at the first start of an installation: the state has had no commit yet. If there is a database, this also
-   * requires that no broker has stored the fingerprint of its certificate authority there.
+   * True at the first start of an installation, when the state has no commit yet. With a database, it is false as soon
+   * as a broker has stored the fingerprint of its certificate authority there.
    */
   untouched: boolean;
   /** The other brokers on the same database; undefined with a single broker. */
@@ -60,7 +60,7 @@ async function createInFiles({ settings, closers, log }: StoreOpening): Promise<
   const untouched = state.generation === 1;
   const { new_history, old_history } = settings;
   // The schedules get a new `since` before the history is created. Otherwise, a crash in between would leave an empty
-  // history with the old `since`, and the next start would run earlier due times again.
+  // history and the old `since`. The next start would then run earlier due times again.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
@@ -117,8 +117,8 @@ async function createInDatabase(
 }
 
 /**
- * Throws StartError if the brokers on the database have another certificate authority, because agents and other brokers
- * would not trust this broker. The first broker stores the fingerprint of its authority.
+ * The first broker on a database stores the fingerprint of its certificate authority there. Throws StartError if this
+ * broker has another authority, because agents and other brokers would not trust it.
  */
 export async function assertAuthority(
   { fingerprint }: Pick<Authority, 'fingerprint'>,

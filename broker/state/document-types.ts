@@ -72,8 +72,8 @@ const login = z.strictObject({
   /** Time of the last use, saved at most once per hour. The exact time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * Set only if the key secret that the client logged in with has been replaced. That secret becomes invalid at this
-   * time, and the login ends with it.
+   * The client logged in with a secret of a key. If this secret is later replaced, it becomes invalid at this time, and
+   * the login ends. Undefined until then.
    */
   secret_until: z.string().optional(),
 });
@@ -180,13 +180,14 @@ const webhook = z.strictObject({
   /** The encrypted secret (deliveries/secret-vault.ts). */
   secret: z.string().nullable(),
   /**
-   * True if the user has enabled the webhook. The history says whether the webhook has failed too often since then.
+   * True if the user has enabled the webhook. It may be disabled all the same, after failed deliveries: the history has
+   * that information (see `armed`).
    */
   enabled: z.boolean(),
   /**
-   * Number of updates that have set `enabled` to true. When all attempts of a delivery have failed, the history stores
-   * this number. The webhook is disabled while the stored number equals this one. Each update that enables the webhook
-   * again increases this number.
+   * Number of updates that have set `enabled` to true. When all attempts of a delivery fail, the history stores this
+   * number for the webhook. As long as both numbers are equal, the webhook is disabled. So the next update that sets
+   * `enabled` to true ends that.
    */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
@@ -238,8 +239,8 @@ const alertChannel = z.strictObject({
   to: z.array(z.string()).nullable(),
   enabled: z.boolean(),
   /**
-   * Number of updates that have set `enabled` to true. The delivery queue compares this number for channels as for
-   * webhooks, but failed deliveries disable only webhooks.
+   * Number of updates that have set `enabled` to true. The delivery queue needs this number for webhooks and channels
+   * alike. Failed deliveries disable only webhooks, never channels.
    */
   armed: z.int(),
   /** Id of the key that owns the channel. The channel sends only alerts that this key may read. */

@@ -17,8 +17,9 @@ import { type Declared, type Documents, documents, names, newDocuments, version 
 import type { Edited, StateStore, Version } from './store-interface.ts';
 
 /**
- * The database lists the removed documents of the last generations (commits) only. A broker that is behind by more than
- * this number of generations does not use the list. It compares the ids of its documents with those in the database.
+ * The database lists removed documents, but only those of recent generations (commits). A broker that has missed more
+ * than this number of generations does not use the list. It finds removed documents by their ids, which the database no
+ * longer has.
  */
 export const knownGenerations = 10_000;
 
@@ -70,13 +71,16 @@ export class PostgresStore implements StateStore {
     return result;
   }
 
-  /** Does not wait for writes, which may take long. So a key that another broker has revoked is soon refused here. */
+  /**
+   * Does not wait for writes of this broker, which may take long. So a key that another broker has revoked is soon
+   * refused here.
+   */
   async refresh(current: Version): Promise<Version> {
     const { committed, connection } = this.#history;
     const { disconnects } = connection;
     const row = await committed.get('SELECT generation FROM installation');
-    // The generation is read first, so #newest() may also return documents of later generations. That does no harm: the
-    // result has the earlier generation, so the next refresh reads these documents again.
+    // The generation is read before the documents, so #newest() may also return documents of later generations. The
+    // next refresh then reads them a second time, which does no harm.
     return await this.#newest(current, { generation: Number(row?.generation), disconnects }, committed);
   }
 
@@ -88,7 +92,8 @@ export class PostgresStore implements StateStore {
   ): Promise<Version> {
     const { declared, generation } = current;
     if (reached.disconnects !== current.disconnects) {
-      // The database may be a copy that lacks commits that this broker has read, so everything is read again.
+      // The connection was lost. The database may now be a copy that lacks commits that this broker has read, so
+      // everything is read again.
       const rows = await reader.all(readingDocuments);
       const found = parse(this.documents.install_id, reached.generation, rows);
       return { declared: mapsOf(found, declared), ...reached };
@@ -108,8 +113,8 @@ export class PostgresStore implements StateStore {
       if (found[name].length + gone.length === 0) return [name, declared[name]];
       const all = new Map<string, object>(declared[name]);
       for (const document of found[name]) all.set(document.id, document);
-      // Removals come last, because a document that was removed between the two reads is in both results. A removed id
-      // never comes back, because no id is used twice.
+      // A document may be removed after the first of these two reads, and is then in both results. So removals are
+      // applied last. A removed id never comes back, because no id is used twice.
       for (const id of gone) all.delete(id);
       return [name, all];
     });

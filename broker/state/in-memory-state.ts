@@ -23,7 +23,10 @@ export type {
 } from './document-types.ts';
 
 interface Pending {
-  /** Makes the change. The returned function resolves the promise of the caller with the result. */
+  /**
+   * Makes the change in the transaction. Returns a function that resolves the caller's promise, to be called after the
+   * commit.
+   */
   edit(transaction: StateTransaction): () => void;
   reject(error: unknown): void;
 }
@@ -235,8 +238,8 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in a transaction of its own. If an edit throws, its promise is rejected, and it changes nothing. If it
- * succeeds, a function that resolves its promise is added to `done`.
+ * Runs each edit in a transaction of its own. If an edit throws, its caller's promise is rejected, and none of its
+ * changes remains. For any other edit, adds a function to `done` that resolves the caller's promise.
  */
 function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]): Edited {
   let next = base;

@@ -54,7 +54,10 @@ const hexOf = (checksum: number): string => checksum.toString(16).padStart(8, '0
 
 const start = /^\{"checksum":"([0-9a-f]{8})",/;
 
-/** Checks the checksum of the bytes, not that of decoded text, because a decoder would replace invalid bytes. */
+/**
+ * Checks the checksum of the file. It is computed from the bytes: a decoder would replace invalid bytes, so that damage
+ * could go unnoticed.
+ */
 export function checksumOf(bytes: Buffer): 'right' | 'wrong' | 'missing' {
   const [found, checksum] = start.exec(bytes.toString('latin1', 0, 64)) ?? [];
   if (found === undefined) return 'missing';

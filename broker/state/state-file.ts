@@ -35,8 +35,8 @@ export class StateFile implements Adapter<Documents> {
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // Each write saves the previous file as state.json.last, so both files have a checksum only after two writes. From
-    // then on, a file without a checksum is refused.
+    // The second write gives state.json.last a checksum too, because each write saves the previous file under that
+    // name. From then on, a state.json without a checksum is refused.
     await this.write(data);
     return data;
   }
@@ -112,8 +112,8 @@ function jsonIn(bytes: Buffer, file: string): unknown {
 function mustHaveOne(data: Documents, file: string): boolean {
   // Version 0.1.0 of the broker wrote format version 1 without a checksum.
   if (data.version !== 1) return true;
-  // Brokers that write a checksum to state.json.last also write one to state.json. So if only state.json.last has a
-  // checksum, state.json was edited or replaced.
+  // A broker that writes a checksum to state.json.last also writes one to state.json. So if only state.json.last has
+  // one, state.json was edited or replaced.
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';
 }
 

@@ -15,10 +15,13 @@ export interface Edited {
 /** The documents after a commit. */
 export interface Version {
   declared: Declared;
-  /** A later commit has a higher generation, unless the database was disconnected in between (see `disconnects`). */
+  /**
+   * Number of the commit. A later commit has a higher number, unless the connection to the database was lost in between
+   * (see `disconnects`).
+   */
   generation: number;
   /**
-   * Number of times that the connection to the database had been lost when the documents were read. After a loss, the
+   * How often the connection to the database had been lost before the documents were read. After each loss, the
    * database may be a copy that lacks the last commits.
    */
   disconnects: number;

@@ -193,7 +193,7 @@ function divide(members: Member[], wave: string): number {
   return Math.ceil(upgraded.length / size);
 }
 
-/** Returns an SQL condition for upgrades: at least one machine of the upgrade meets the condition `such`. */
+/** Returns an SQL condition that is true for upgrades with at least one machine that meets the condition `such`. */
 function hasMember(such: Condition): Condition {
   const [where, values] = allOf([['upgrade_id = upgrades.id'], such]);
   return [`EXISTS (SELECT 1 FROM upgrade_machines WHERE ${where})`, ...values];

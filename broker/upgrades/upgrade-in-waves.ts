@@ -17,7 +17,7 @@ const retryMs = 5_000;
 interface Plan {
   upgrade: Upgrade;
   cancelTimer: () => void;
-  /** True if the upgrade was cancelled or has failed, and work on the waiting machines was stopped for that reason. */
+  /** True once the work on the waiting machines has been stopped, because the upgrade was cancelled or has failed. */
   isStopped: boolean;
 }
 
@@ -32,8 +32,8 @@ export class Rollout {
   #unanswered = new Map<string, UpgradeId>();
   readonly #slots = new Semaphore(sendAtOnce);
   /**
-   * Upgrades whose next step is being stored. The value is true if advance() was called meanwhile, so that another step
-   * follows.
+   * Upgrades whose next step is being stored by #advanceNow(). The value is true if advance() was called again
+   * meanwhile. #advanceNow() then takes another step.
    */
   readonly #advancing = new Map<UpgradeId, boolean>();
   #stops: (() => void)[] = [];

@@ -81,7 +81,7 @@ export class MachineUpgrade {
   #isActing = false;
   #looksAgain = false;
 
-  /** `plan.upgrade` must be read at each use, because each change of the upgrade replaces it. */
+  /** `plan.upgrade` must be read again at each use, because each change of the upgrade puts a new object there. */
   constructor(member: Member, plan: { readonly upgrade: Upgrade }, context: Context) {
     // The machine's deadline may have passed while the broker was down. The machine gets some more time to link.
     const until = member.until === null ? null : Math.max(member.until, now() + returnMs);
@@ -112,7 +112,7 @@ export class MachineUpgrade {
   checkAgain(): void {
     const { status, machine_id } = this.#member;
     const machine = this.#context.state.machines.get(machine_id);
-    // If the machine is not getting the package yet, #check() does this check right before the transfer.
+    // A machine that still waits for its package is not checked here. #check() checks it right before the transfer.
     if (!machine || !(this.#call || status === 'staging' || status === 'busy')) return;
     const forbidden = this.#forbidden(machine);
     if (forbidden) this.leave(forbidden);
@@ -205,8 +205,8 @@ export class MachineUpgrade {
   }
 
   #outcomeUntil(): number {
-    // `probe_timeout` counts twice: if the new agent does not connect in that time, the machine returns to the old
-    // agent, which must then connect.
+    // `probe_timeout` counts twice: first for the new agent to connect. If it does not, the machine returns to the old
+    // agent, which gets the same time to connect.
     return now() + this.upgrade.probe_timeout * 2 + outcomeMs;
   }
 
@@ -298,8 +298,8 @@ export class MachineUpgrade {
     if (this.#leaving) return this.look();
     const isPassing = known.code === 'machine_offline' || reason === 'in_progress';
     if (!isPassing || this.#attempts >= mostAttempts) return this.#end(endOf(known));
-    // After a lost link, only the machine knows whether it has taken the package. It reports that in the hello of its
-    // next link, so look() waits until the machine has linked again.
+    // The link was lost, so only the machine knows whether it has taken the package. It reports that when it links
+    // again. look() waits for this report.
     if (known.code === 'machine_offline') this.look();
     else this.#lookIn(retryMs);
   }

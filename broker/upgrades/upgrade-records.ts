@@ -162,8 +162,9 @@ export class UpgradeRecords {
   }
 
   /**
-   * Writes a step of a machine. Returns false, and writes nothing, if the machine's upgrade has already ended, for
-   * example because another broker cancelled it. If it ended with `no_answer`, the step is written nevertheless.
+   * Writes a step of a machine. Writes nothing and returns false if the machine's upgrade has ended, for example
+   * because another broker cancelled it. Exception: after an end with `no_answer`, a late outcome of the machine is
+   * still written.
    */
   step(member: Member, upgrade: Upgrade): Promise<boolean> {
     const { upgrade_id, machine_id, status, reason, message, from_version } = member;
@@ -247,8 +248,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Cancels a running upgrade, and ends it for the machines that are `waiting` or `offline`. If a machine is `staging`
-   * or `busy`, the broker that owns the machine stops its upgrade.
+   * Cancels a running upgrade. For machines that are `waiting` or `offline`, the upgrade ends here. For machines that
+   * are `staging` or `busy`, the brokers that own them stop it.
    */
   cancel(id: UpgradeId, commit: (transaction: HistoryTransaction) => void): Promise<void> {
     return this.history.write((transaction) => {
@@ -273,8 +274,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * True if an upgrade has machines that are not in `machines`; false if `machines` is undefined, which means all
-   * machines.
+   * True if an upgrade has machines that are not in `machines`. If `machines` is undefined, it stands for all machines,
+   * so the result is false.
    */
   async hasOthers(id: string, machines: readonly MachineId[] | undefined): Promise<boolean> {
     if (!machines) return false;
@@ -290,8 +291,8 @@ export class UpgradeRecords {
     const { id: upgrade_id, version, status, current_wave: wave, waves } = upgrade;
     const id = member?.machine_id;
     const machine = id && (this.#context.state.machines.get(id) ?? { id, name: '' });
-    // The event of one machine has no wave: a key limited to this machine may read the event, and waves would reveal
-    // how many other machines there are.
+    // The event of one machine does not include waves. A key that may use only this machine may read the event. Waves
+    // would reveal to it how many other machines there are.
     const of = member
       ? {
           from_version: member.from_version,

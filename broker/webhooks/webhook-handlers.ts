@@ -31,14 +31,14 @@ interface HandlerParts extends Deliveries {
 
 type Routes = Handlers['webhooks'];
 type Serialized = Reply<Api['webhooks']['get']>;
-/** A caller, together with the rights of its key at the time of the request. */
+/** A key that reads or changes webhooks, with its rights at the time of the request or the transaction. */
 type Editor = Rights & Pick<Caller, 'key_id'>;
 
 /** Maximum number of webhooks. Each event is compared with every webhook. */
 const maxWebhooks = 1_000;
 /**
- * Maximum number of test deliveries at the same time, for one key and for all keys together. Each may use a connection
- * until its deadline.
+ * Maximum number of test deliveries at the same time: first for one key, then for all keys together. A test can occupy
+ * a connection until its deadline.
  */
 const [maxTestsOfKey, maxTests] = [4, 32];
 /** Maximum number of events that are redelivered in one transaction. */
@@ -255,8 +255,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The webhook may have subscribed to other events at the time of its last delivery. So the caller's right to read
-    // the event of that delivery is checked.
+    // The last delivery may have sent an event of a type that the webhook no longer subscribes to. So the caller may
+    // see it only if its key may read that event.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });

@@ -63,7 +63,7 @@ const names: Record<WayName, string> = {
   master: 'ssh -S, master connection',
 };
 const oneByOne = 150;
-/** Number of commands in a run, by the number of commands that run at once. */
+/** Maps the number of commands that run at the same time to the number of all commands in a run. */
 const widths = new Map([
   [1, 100],
   [8, 300],
@@ -267,8 +267,8 @@ async function trueBeside({ table, targets, runs }: CommandsBench, what: string)
 }
 
 /**
- * Measures whether a long history slows down new commands. Fills the history of a second broker with commands, and
- * compares this broker with the one that all other parts measure.
+ * Measures whether a long history slows down new commands. Fills the history of a second broker with commands. Then
+ * measures this broker in turns with the first one.
  */
 async function history(commandsBench: CommandsBench): Promise<void> {
   const { table, kept } = commandsBench;

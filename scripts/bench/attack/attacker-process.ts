@@ -96,8 +96,8 @@ const preface = Buffer.concat([
   Buffer.of(0, 0, 0, 4, 0, 0, 0, 0, 0),
 ]);
 /**
- * A HEADERS frame without the flag END_HEADERS. It is followed by CONTINUATION frames, each with one header field of
- * 100 bytes.
+ * Header fields that never end: `unending` is a HEADERS frame without the flag END_HEADERS. After it, the attacker
+ * repeats `more`, a CONTINUATION frame with a header field of 100 bytes.
  */
 const unending = Buffer.of(0, 0, 1, 1, 0, 0, 0, 0, 1, 0x83);
 const more = Buffer.concat([Buffer.of(0, 0, 104, 9, 0, 0, 0, 0, 1, 0, 1, 0x78, 100), Buffer.alloc(100, 'x')]);
