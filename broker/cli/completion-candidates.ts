@@ -1,63 +1,103 @@
 // The hidden verb farhand __complete prints words that can complete a command line. The completion script of a shell
 // calls this verb when the user presses Tab.
-import { type Argument, Option } from 'commander';
+import { type Argument, type Command, Option } from 'commander';
 import { after } from '../../shared/clock.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { where, withUrl } from './connect-to-broker.ts';
-import { findMachine, kinds, machine as machines } from './find-by-name.ts';
+import { findMachine, findSavedCommand, kinds, machine as machines } from './find-by-name.ts';
 import { createProgram, nouns } from './verb-tree.ts';
 
 /**
- * Prints the words that can complete the last word, one per line. bash passes the whole line, other shells pass
- * separate words.
+ * Prints the words that can complete the last word, one per line. bash passes the whole line and its word breaks. Other
+ * shells pass separate words, of which only the last can contain quotes.
  */
 export async function complete([shell = '', ...args]: string[]): Promise<void> {
-  const words = shell === 'bash' ? wordsIn(args[0] ?? '').slice(1) : args;
-  const current = words.at(-1) ?? '';
-  const all = await candidates(words.slice(0, -1), current);
+  const [line = '', breaks = ''] = args;
+  const words = shell === 'bash' ? wordsIn(line).slice(1) : args;
+  const [last = '', ...before] = words.reverse();
+  const current = unquote(last);
+  const all = await candidates(before.reverse().map(shell === 'bash' ? unquote : String), current);
   // Names that contain control characters are left out, because they could control the terminal.
   const found = all.filter((one) => one.startsWith(current) && clean(one) === one);
-  for (const one of found) process.stdout.write(`${shell === 'bash' ? forBash(one, current) : one}\n`);
+  const format = shell === 'bash' ? forBash(last, breaks) : String;
+  for (const one of found) process.stdout.write(`${format(one)}\n`);
 }
 
-/** Splits a line into words as a shell does. If the line ends with a space, the last word is empty. */
+/** Splits a line into words as a shell does, with their quotes. If the line ends with a space, the last word is empty. */
 function wordsIn(line: string): string[] {
   const words = [...line.matchAll(/(?:\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^\s"'\\])+/g)].map(([word]) => word);
   if (/(^|[^\\])\s$/.test(line)) words.push('');
-  return words.map((word) => word.replace(/\\(.)|["']/g, '$1'));
+  return words;
 }
 
+/** Splits a word into quoted texts, which may lack their last quote, and single characters. */
+const partsOf = (word: string): string[] => word.match(/\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^"'\\]/gu) ?? [];
+
+const unquote = (word: string): string =>
+  partsOf(word)
+    .map((part) => (part.startsWith("'") ? part.replaceAll("'", '') : part.replace(/\\(.)|"/gu, '$1')))
+    .join('');
+
 /**
- * Returns the text that bash inserts for a candidate, with special characters escaped. For bash, a new word begins
- * after each colon in `current` (the text typed so far). So only the part after the last colon is returned.
+ * Returns a function that formats a candidate for bash, with special characters escaped. bash replaces the text after an
+ * open quote or, without one, after the last of its word breaks, such as a colon. Therefore the text before is left out.
  */
-const forBash = (candidate: string, current: string): string =>
-  candidate.slice(current.lastIndexOf(':') + 1).replace(/[^\w@%+=:,./~-]/gu, '\\$&');
+function forBash(last: string, breaks: string): (candidate: string) => string {
+  let [before, start, quote] = ['', 0, ''];
+  for (const part of partsOf(last)) {
+    const isOpen = /^"(\\.|[^"\\])*$|^'[^']*$/u.test(part);
+    if (isOpen) [start, quote] = [before.length, part.charAt(0)];
+    before += unquote(part);
+    if (breaks.includes(part)) start = before.length;
+  }
+  return (candidate) => {
+    const text = candidate.slice(start);
+    if (quote === "'") return text.replaceAll("'", "'\\''");
+    return text.replace(quote === '"' ? /["\\$`]/g : /[^\w@%+=:,./~-]/gu, '\\$&');
+  };
+}
+
+/** The words of a line before the one to complete. */
+interface Line {
+  command: Command;
+  /** The option whose value comes next. */
+  open: Option | undefined;
+  args: string[];
+  /** Values of options by their names in commander. */
+  values: Map<string, string>;
+}
+
+function lineOf(program: Command, before: string[]): Line {
+  const line: Line = { command: program, open: undefined, args: [], values: new Map() };
+  for (const word of before) {
+    const { command, open } = line;
+    const option = command.options.find(({ long, short }) => word === long || word === short);
+    const below = command.commands.find((one) => one.name() === word);
+    line.open = undefined;
+    if (open) line.values.set(open.attributeName(), word);
+    else if (below) line.command = below;
+    else if (option?.required) line.open = option;
+    else if (!word.startsWith('-')) line.args.push(word);
+  }
+  return line;
+}
 
 async function candidates(before: string[], current: string): Promise<string[]> {
   const [noun] = before;
   if (noun === undefined) return nouns;
   if (!nouns.includes(noun) || before.includes('--')) return [];
-  let command = await createProgram(noun);
-  let open: Option | undefined;
-  let given = 0;
-  for (const word of before) {
-    const option = command.options.find(({ long, short }) => word === long || word === short);
-    const below = command.commands.find((one) => one.name() === word);
-    if (open) open = undefined;
-    else if (below) command = below;
-    else if (option?.required) open = option;
-    else if (!word.startsWith('-')) given++;
-  }
+  const line = lineOf(await createProgram(noun), before);
+  const { command, open, args } = line;
+  if (open?.attributeName() === 'param') return ask((client) => parameters(client, line, current));
   if (open) return valuesOf(open, current);
   if (current.startsWith('-'))
     return ['--help', ...command.options.flatMap(({ hidden, long }) => (hidden || !long ? [] : [long]))];
   if (command.commands.length > 0) return command.commands.map((one) => one.name());
   const { registeredArguments: all } = command;
-  const argument = all[given] ?? (all.at(-1)?.variadic ? all.at(-1) : undefined);
+  const argument = all[args.length] ?? (all.at(-1)?.variadic ? all.at(-1) : undefined);
   // The first argument of `files put` is a local path, which the script of the shell completes by itself.
-  if (!argument || (command.name() === 'put' && given === 0)) return [];
+  if (!argument || (command.name() === 'put' && args.length === 0)) return [];
   return valuesOf(argument, current);
 }
 
@@ -66,22 +106,46 @@ async function candidates(before: string[], current: string): Promise<string[]> 
  * candidates. Otherwise its name decides what is listed.
  */
 async function valuesOf(of: Option | Argument, current: string): Promise<string[]> {
-  const name = of instanceof Option ? of.attributeName() : of.name();
-  if (of.argChoices) return of.argChoices;
+  const isOption = of instanceof Option;
+  const name = isOption ? of.attributeName() : of.name();
   // Only the last item of a list is completed.
-  const isList = of instanceof Option && of.flags.endsWith('<list>');
+  const isList = isOption ? of.flags.endsWith('<list>') : name === 'tags';
   const start = isList ? current.slice(0, current.lastIndexOf(',') + 1) : '';
-  const find = name === 'webhook' ? webhooks : kinds[name]?.names;
+  if (of.argChoices) return of.argChoices.map((one) => start + one);
+  const find = lists[name] ?? kinds[name]?.names;
   if (find)
     return ask(async (client) => (await find(client, current.slice(start.length))).map((one) => start + one));
-  return /^(paths?|from|to)$/.test(name) ? ask((client) => paths(client, current)) : [];
+  return !isOption && /^(paths?|from|to)$/.test(name) ? ask((client) => paths(client, current)) : [];
 }
 
 const answerMs = 1000;
 
-/** A webhook has no name, so its id is the candidate. */
-const webhooks = async (client: Farhand): Promise<string[]> =>
-  (await client.webhooks.list({ limit: 100 })).items.map(({ id }) => id);
+/** Candidates for values that find-by-name.ts does not find, by the name of their flag or argument. */
+const lists: Readonly<Record<string, (client: Farhand, search: string) => Promise<string[]>>> = {
+  // A webhook has no name, so its id is the candidate.
+  webhook: async (client) => (await client.webhooks.list({ limit: 100 })).items.map(({ id }) => id),
+  tags: async (client, search) =>
+    (await client.tags.list({ limit: 100, ...(search && { search }) })).items.map(({ name }) => name),
+};
+
+/**
+ * Returns candidates for --param: first the parameters of the saved command that the line names, then the values that
+ * the parameter allows.
+ */
+async function parameters(
+  client: Farhand,
+  { command, args, values }: Line,
+  current: string,
+): Promise<string[]> {
+  const isRun = command.registeredArguments[0]?.name() === 'saved-command';
+  const text = values.get('savedCommand') ?? (isRun ? args[0] : undefined);
+  if (text === undefined) return [];
+  const saved = await client.savedCommands.get({ saved_command_id: await findSavedCommand(client, text) });
+  const [given] = /^[^=]+=/.exec(current) ?? [];
+  if (given === undefined) return saved.parameters.map(({ name }) => `${name}=`);
+  const { type, values: allowed } = saved.parameters.find(({ name }) => `${name}=` === given) ?? {};
+  return (type === 'boolean' ? ['true', 'false'] : (allowed ?? [])).map((value) => given + value);
+}
 
 /** Returns candidates for a remote path: machines before the colon, and entries of a directory after it. */
 async function paths(client: Farhand, current: string): Promise<string[]> {

@@ -29,7 +29,7 @@ const limiting = {
 
 export function addAuth(program: Command): void {
   const auth = program.command('auth').description('manage API keys');
-  routeVerb(auth, 'create-key', 'keys', 'create', {
+  const create = routeVerb(auth, 'create-key', 'keys', 'create', {
     about: 'create an API key and print it once',
     examples: [
       '--data-dir /var/lib/farhand-broker',
@@ -45,9 +45,7 @@ export function addAuth(program: Command): void {
     input: expiry,
     ...secretOnce('revoke-key'),
     mayCreate: true,
-  })
-    .options.find(({ long }) => long === '--scopes')
-    ?.argParser(readScopes);
+  });
   routeVerb(auth, 'list-keys', 'keys', 'list', {
     defaults: { sort: 'name' },
     view: {
@@ -55,7 +53,7 @@ export function addAuth(program: Command): void {
       cells: { machines: limits },
     },
   });
-  routeVerb(auth, 'update-key', 'keys', 'update', {
+  const update = routeVerb(auth, 'update-key', 'keys', 'update', {
     about: 'change the name, rights or expiry of an API key; its secret stays the same',
     examples: ['--scopes machines:read,files:read --expires-in 90d'],
     flags: {
@@ -65,9 +63,7 @@ export function addAuth(program: Command): void {
       '--expires-in <duration>': 'time after which the key expires, such as 90d',
     },
     input: expiry,
-  })
-    .options.find(({ long }) => long === '--scopes')
-    ?.argParser(readScopes);
+  });
   routeVerb(auth, 'rotate-key', 'keys', 'rotate', {
     about: 'replace the secret of an API key and print the new one once; the key keeps its id and rights',
     examples: ['--grace 1h'],
@@ -85,6 +81,10 @@ export function addAuth(program: Command): void {
       if (format !== 'json') explainWhatIsLeft(left);
     },
   });
+  for (const { options } of [create, update]) {
+    const option = options.find(({ long }) => long === '--scopes');
+    option?.choices(scopes).argParser(readScopes);
+  }
   addLogins(auth);
 }
 

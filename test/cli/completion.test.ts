@@ -7,16 +7,28 @@ import { expect, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { createLine, severalProgramsMs } from '../cli-fixture.ts';
 import { lacks, needs } from '../skip-without-programs.ts';
-import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 
 /** Asynchronous, because the broker runs in this process and must answer meanwhile. */
 const run = promisify(execFile);
 
+/** Saves the command `restart`, whose parameters have a list of values, two values, and any value. */
+const saveRestart = ({ client }: TestSystem) =>
+  client.savedCommands.create({
+    name: 'restart',
+    argv: ['true', '{{unit}}', '{{force}}', '{{count}}'],
+    parameters: [
+      { name: 'unit', type: 'enum', values: ['nginx', 'redis'] },
+      { name: 'force', type: 'boolean' },
+      { name: 'count', type: 'integer', min: 1, max: 9 },
+    ],
+  });
+
 /** A user with `farhand` in PATH, two machines, and a folder on them. */
 async function startScene() {
   const system = await startFarhand();
-  await system.agent({ name: 'web-1', tags: 'web' });
+  await system.agent({ name: 'web-1', tags: 'web,two words' });
   const agent = await system.agent({ name: 'db 1' });
   const farhand = createLine(system);
   const { file, env } = farhand.program;
@@ -40,7 +52,9 @@ needs('bash')(
     await client.alertChannels.create({ name: 'on call', ...to });
     await client.alertRules.create({ name: 'disk-full', kind: 'disk', above: 90 });
     await client.maintenanceWindows.create({ name: 'nightly', cron: '0 3 * * *', duration: 3_600_000 });
-    await client.savedCommands.create({ name: 'restart', argv: ['true'] });
+    await saveRestart(system);
+    writeFileSync(join(there, 'x=yz'), '');
+    writeFileSync(join(there, "it's $1"), '');
     const hook = await client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
     const complete = async (line: string, more: Record<string, string> = {}): Promise<string[]> => {
       const script = `eval "$(farhand completion bash)"; COMP_LINE=$1; COMP_POINT=\${#COMP_LINE}
@@ -74,7 +88,24 @@ needs('bash')(
       // After a colon Bash completes only the rest of the word.
       [`farhand files ls web-1:${there}/s`, [`${there}/site/`, `${there}/some\\ file`]],
       [`farhand files ls web-1:${there}/e`, []],
-      [`farhand files get "db 1:${there}/si`, [`${there}/site/`]],
+      [`farhand files ls web-1:${there}/x=y`, ['yz']],
+      [`farhand files get "db 1":${there}/si`, [`${there}/site/`]],
+      // bash replaces all that follows an open quote.
+      [`farhand files get "db 1:${there}/so`, [`db 1:${there}/some file`]],
+      [`farhand files get "web-1:${there}/it's`, [`web-1:${there}/it's \\$1`]],
+      [`farhand files get 'web-1:${there}/it`, [`web-1:${there}/it'\\''s $1`]],
+      ['farhand exec --tags ', ['two\\ words', 'web']],
+      ['farhand exec --tags web,t', ['web,two\\ words']],
+      ['farhand machines tag add web-1 eu,w', ['eu,web']],
+      ['farhand auth create-key --scopes machines:r', ['read']],
+      ['farhand auth update-key key_1 --scopes machines:read,files:r', ['read']],
+      ['farhand saved-commands run restart --param ', ['unit=', 'force=', 'count=']],
+      ['farhand saved-commands run restart --param unit=', ['nginx', 'redis']],
+      ['farhand saved-commands run restart --param force=t', ['true']],
+      ['farhand saved-commands run restart --param count=', []],
+      ['farhand schedules create --saved-command restart --param unit=r', ['redis']],
+      ['farhand schedules create --param ', []],
+      ['farhand alert-channels create --to w', []],
       ['farhand exec ', [], nowhere],
       ['farhand exec ', [], { FARHAND_API_KEY: 'wrong' }],
       ['farhand nonsense ', []],
@@ -109,19 +140,35 @@ test.skipIf(lacks('bash') || !loadPtyMaker())(
   },
 );
 
+/** Lines whose last word has one candidate, for shells that replace this whole word themselves. */
+const single = (there: string): [words: string[], found: string][] => [
+  [['exec', 'we'], 'web-1'],
+  [['files', 'ls', `"db 1:${there}/so`], `db 1:${there}/some file`],
+  [['exec', '--tags', 'web,t'], 'web,two words'],
+  [['auth', 'create-key', '--scopes', 'machines:read,files:r'], 'machines:read,files:read'],
+  [['saved-commands', 'run', 'restart', '--param', 'u'], 'unit='],
+  [['saved-commands', 'run', 'restart', '--param', 'unit=n'], 'unit=nginx'],
+];
+
 needs('zsh')('zsh loads its script and gets candidates', async () => {
-  const { env } = await startScene();
+  const { system, env, there } = await startScene();
+  await saveRestart(system);
   const script = `autoload -U compinit; compinit -u -D; eval "$(farhand completion zsh)"
-    compadd() { print -rl -- "\${@:#-*}"; }; words=(farhand exec we); CURRENT=3; _farhand`;
-  const { stdout } = await run('zsh', ['-f', '-c', script], { env });
-  expect(stdout.trim()).toBe('web-1');
+    compadd() { print -rl -- "\${@:#-*}"; }; words=(farhand "$@"); CURRENT=$#words; _farhand`;
+  for (const [words, found] of single(there)) {
+    const { stdout } = await run('zsh', ['-f', '-c', script, 'zsh', ...words], { env });
+    expect(stdout.trim()).toBe(found);
+  }
 });
 
 needs('fish')('fish loads its script and gets candidates', async () => {
-  const { env } = await startScene();
-  const script = 'farhand completion fish | source; complete -C "farhand exec we"';
-  const { stdout } = await run('fish', ['--no-config', '-c', script], { env });
-  expect(stdout.trim()).toBe('web-1');
+  const { system, env, there } = await startScene();
+  await saveRestart(system);
+  const script = 'farhand completion fish | source; complete -C "farhand $argv"';
+  for (const [words, found] of single(there)) {
+    const { stdout } = await run('fish', ['--no-config', '-c', script, ...words], { env });
+    expect(stdout.trim()).toBe(found);
+  }
 });
 
 test('farhand completion knows three shells', async () => {
