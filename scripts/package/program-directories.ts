@@ -36,12 +36,14 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
 function launcherText(entry: Entry): string {
   const isAgent = entry === 'farhand-agent';
   const variables = Object.entries(isAgent ? agentVariables : {}).map(([name, value]) => ` ${name}=${value}`);
+  // Node opens /dev/null if standard output is closed, and every write would succeed. To a read-only file, it fails.
+  const closed = entry === 'farhand' ? '{ true 3>&1; } 2>/dev/null || exec 1</dev/null\n' : '';
   const flags = (isAgent ? agentFlags : []).map((flag) => `${flag} `);
   return `#!/bin/sh
 # Runs ${entry} with the Node of its own package.
 case $0 in /*) FARHAND_PROGRAM=$0 ;; *) FARHAND_PROGRAM=$PWD/$0 ;; esac
 export FARHAND_PROGRAM${variables.join('')}
 home=$(readlink -f "$0") && home=\${home%/bin/*} || exit 1
-exec "$home/node" ${flags.join('')}"$home/lib/${entry}.js" "$@"
+${closed}exec "$home/node" ${flags.join('')}"$home/lib/${entry}.js" "$@"
 `;
 }

@@ -169,6 +169,12 @@ describe('a broker from its package', () => {
     expect(token.install).toBeNull();
   });
 
+  test('has a CLI whose exit code is 1 if its standard output is closed', async () => {
+    const closed = execute('sh', ['-c', '"$0" --version >&-', join(brokerHome, 'bin/farhand')]);
+    const stderr = 'farhand: standard output: EBADF: bad file descriptor, write\n';
+    await expect(closed).rejects.toMatchObject({ code: 1, stderr });
+  });
+
   test('makes no install line for an unencrypted address', async () => {
     const { client } = await startBox('--public-url', 'http://farhand.example.org');
     const { install, install_missing } = await client.joinTokens.create({});
