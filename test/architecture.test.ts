@@ -214,6 +214,7 @@ const sides: Rule[] = [
           'broker/cli',
           'shared/sdk',
           'shared/api',
+          'shared/defined-fields',
           'shared/durable-file',
           'shared/errors',
           'shared/system-errors',

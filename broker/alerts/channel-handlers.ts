@@ -3,6 +3,7 @@ import { type ChannelType, alertChannels as routes } from '../../shared/api/aler
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/route-table.ts';
 import type { ChannelId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
+import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { assertUrl } from '../deliveries/address-guard.ts';
@@ -14,7 +15,6 @@ import { testMessage } from '../deliveries/signature.ts';
 import type { History, Row } from '../history/history.ts';
 import { found } from '../not-found.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
-import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { AlertChannel, Declared, State, StateTransaction } from '../state/in-memory-state.ts';
 import type { ChannelReceivers, Sealed } from './deliver-to-channels.ts';
 
@@ -189,7 +189,7 @@ export class ChannelHandlers implements Routes {
     const orphaned = params.enabled === true && !rightsOf(before.key_id, transaction.before);
     const channel: AlertChannel = {
       ...before,
-      ...setFields(params),
+      ...definedFields(params),
       url: printable(before.type, sealed.url),
       // If the old url and secret cannot be decrypted, they stay as they are until a request sets the url again.
       sealed: old || url !== undefined ? receivers.seal(id, sealed) : before.sealed,

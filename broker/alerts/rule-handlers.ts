@@ -4,12 +4,12 @@ import { type AlertKind, alertRules as routes } from '../../shared/api/alerts.ts
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { day, type RuleId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
+import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { currentKey, holds, type Limits, mayUseAll } from '../keys/rights.ts';
 import { found } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
-import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
 
 type Changes = Omit<Input<Api['alertRules']['update']>, 'rule_id'>;
@@ -40,7 +40,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
     create: async ({ name, kind, ...params }, caller) => {
       const at = iso();
       const rule = checked({
-        ...{ id: newId('alertRule') as RuleId, name, kind, ...defaultsOf(kind), ...setFields(params) },
+        ...{ id: newId('alertRule') as RuleId, name, kind, ...defaultsOf(kind), ...definedFields(params) },
         ...{ created_at: at, updated_at: at },
       });
       await state.change((transaction) => {
@@ -63,7 +63,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
         const before = find(rule_id, caller, transaction.before);
         if (setsNothing(changes)) return before;
         const recover = recoverAfter(before, changes);
-        const rule = checked({ ...before, recover, ...setFields(changes), updated_at: iso() });
+        const rule = checked({ ...before, recover, ...definedFields(changes), updated_at: iso() });
         assertMayManage(caller, rule, transaction.before);
         assertMayRead(caller, rule, transaction.before);
         transaction.put('alert_rules', rule);

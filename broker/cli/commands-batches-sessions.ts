@@ -1,8 +1,9 @@
 // The verbs farhand commands, farhand batches and farhand sessions: list, inspect and end commands and terminals on
 // machines.
 import type { Command } from 'commander';
+import { definedFields } from '../../shared/defined-fields.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { given, verb } from './declare-verb.ts';
+import { verb } from './declare-verb.ts';
 import { copyOut } from './output-and-signals.ts';
 import { shorten } from './print.ts';
 import { latest, ofMachine, printView, routeVerb, since, viewText } from './verb-from-route.ts';
@@ -39,7 +40,8 @@ export function addCommands(program: Command): void {
     },
   } as const;
   verb(commands, 'output <command>', output, async (client, command_id, { stream, offset, follow }) => {
-    const { body } = await client.commands.output({ command_id, ...given({ stream, offset, follow }) });
+    const params = definedFields({ stream, offset, follow });
+    const { body } = await client.commands.output({ command_id, ...params });
     await copyOut(body);
   });
   routeVerb(commands, 'cancel', 'commands', 'cancel');

@@ -176,14 +176,6 @@ const readers: Readonly<Record<string, Reader>> = {
   },
 };
 
-/** Copies an object without its undefined values. */
-export function given<T extends object>(values: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
-  // The cast is safe: undefined values are removed.
-  return Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined)) as {
-    [K in keyof T]?: Exclude<T[K], undefined>;
-  };
-}
-
 export async function take<T>(items: AsyncIterable<T>, most: number): Promise<T[]> {
   const taken: T[] = [];
   for await (const item of items) if (taken.push(item) >= most) break;

@@ -1,7 +1,8 @@
 // The verbs farhand events and farhand audit: list or follow events, and list the audit log.
 import type { Command } from 'commander';
+import { definedFields } from '../../shared/defined-fields.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { given, take, verb } from './declare-verb.ts';
+import { take, verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { lost, write } from './output-and-signals.ts';
 import { clean, cleanJson, summary } from './print.ts';
@@ -31,8 +32,8 @@ export function addEvents(program: Command): void {
       const machine_id = machine && (await findMachine(client, machine));
       // The value of --type may be any text here, because the broker checks it. TypeScript would accept only known
       // event types, so the filters have the type `object`.
-      const filters: object = given({ type, machine_id, since });
-      if (following) return follow(client, given({ types: type, machine_id }), output === 'json');
+      const filters: object = definedFields({ type, machine_id, since });
+      if (following) return follow(client, definedFields({ types: type, machine_id }), output === 'json');
       const items = await take(client.events.list({ ...filters, limit: Math.min(100, limit) }), limit);
       await printView(client, output, items, {
         fields: 'when=timestamp type machine what',

@@ -1,8 +1,9 @@
 // The verbs farhand inventory and farhand machines inventory: print facts about machines as text, CSV or an
 // Ansible inventory.
 import type { Command } from 'commander';
+import { definedFields } from '../../shared/defined-fields.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { given, verb } from './declare-verb.ts';
+import { verb } from './declare-verb.ts';
 import { writeNow } from './output-and-signals.ts';
 import { type Cell, clean, counted, hint, print, record, size, when } from './print.ts';
 import { printView, routeVerb } from './verb-from-route.ts';
@@ -38,7 +39,7 @@ export function addInventory(program: Command): void {
   verb(program, 'inventory', spec, async (client, { format, output, ...options }) => {
     const { package: name, versionBelow: version_below, tags, refresh } = options;
     const only = { package: name, version_below, tags: tags?.join(',') };
-    const query = given({ ...only, refresh: refresh && ('true' as const) });
+    const query = definedFields({ ...only, refresh: refresh && ('true' as const) });
     const items = await Array.fromAsync(client.inventory.list({ ...query, limit: 100 }));
     if (name !== undefined) await warnOfMissing(client, only.tags, refresh);
     if (format === 'csv') return writeNow('stdout', csvOf(items));
@@ -58,7 +59,7 @@ export function addInventory(program: Command): void {
 
 /** Warns of machines without an inventory, because a search for a package does not find them. */
 async function warnOfMissing(client: Farhand, tags?: string, refresh?: boolean): Promise<void> {
-  const { total, without_inventory } = await client.inventory.list({ ...given({ tags }), limit: 1 });
+  const { total, without_inventory } = await client.inventory.list({ ...definedFields({ tags }), limit: 1 });
   const next = refresh
     ? 'a machine sends its inventory only while it is online, and only if its owner allows that (capability "inventory" of the agent’s option --allow)'
     : 'add --refresh to collect it';

@@ -1,8 +1,9 @@
 // The verbs of farhand saved-commands: manage programs with typed parameters, and run them on machines.
 import type { Command } from 'commander';
+import { definedFields } from '../../shared/defined-fields.ts';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { given, type Options, verb } from './declare-verb.ts';
+import { type Options, verb } from './declare-verb.ts';
 import { findMachine, findSavedCommand } from './find-by-name.ts';
 import { print } from './print.ts';
 import { printView, routeVerb, viewText } from './verb-from-route.ts';
@@ -73,7 +74,7 @@ function addUpdate(saved: Command): void {
   verb(saved, 'update <saved-command> [argv...]', spec, async (client, text, argv, options) => {
     const saved_command_id = await findSavedCommand(client, text);
     const changes = {
-      ...given({ name: options.name, argv: argv.length > 0 ? argv : undefined }),
+      ...definedFields({ name: options.name, argv: argv.length > 0 ? argv : undefined }),
       ...settingsOf(options),
     };
     if (Object.keys(changes).length === 0)
@@ -84,7 +85,7 @@ function addUpdate(saved: Command): void {
 }
 
 function settingsOf({ parameter, description, user, cwd, timeout }: Options<typeof flags>) {
-  return given({ parameters: parameter?.map(parameterOf), description, user, cwd, timeout });
+  return definedFields({ parameters: parameter?.map(parameterOf), description, user, cwd, timeout });
 }
 
 function addRun(saved: Command): void {
@@ -113,7 +114,7 @@ function addRun(saved: Command): void {
     const limits = { timeout, concurrency, queue_for: options.queueFor, max_failures: options.maxFailures };
     const batch = await client.batches.runSaved({
       ...{ saved_command_id: await findSavedCommand(client, text), wait: 0 },
-      ...given({ machine_ids, tags, parameters, ...limits }),
+      ...definedFields({ machine_ids, tags, parameters, ...limits }),
     });
     if (detach) return print(output, batch, () => [batch.id]);
     const { followBatch } = await import('./exec/many-machines.ts');

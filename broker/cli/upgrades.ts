@@ -4,10 +4,11 @@ import { access, readFile } from 'node:fs/promises';
 import { basename } from 'node:path';
 import type { Command } from 'commander';
 import { sleep } from '../../shared/clock.ts';
+import { definedFields } from '../../shared/defined-fields.ts';
 import { isErrno, StartError, UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { atPath } from '../../shared/system-errors.ts';
-import { given, verb } from './declare-verb.ts';
+import { verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { Exit, onStop, writeNow } from './output-and-signals.ts';
 import { clean, hint, print, record, size, when } from './print.ts';
@@ -51,7 +52,7 @@ export function addMachineUpgrade(machines: Command): void {
     const machine_ids = tags ? undefined : await Promise.all(names.map((text) => findMachine(client, text)));
     const limits = { max_failures, wait_for, queue_for, probe_timeout: options.probeTimeout };
     const made = await client.upgrades.create(
-      given({ machine_ids, tags, version, wave, pause, running, ...limits }),
+      definedFields({ machine_ids, tags, version, wave, pause, running, ...limits }),
     );
     if (detach) return print(output, made, () => [made.id]);
     const ended = await followUpgrade(client, made);

@@ -5,11 +5,11 @@ import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.
 import { longestValue, mostSavedCommands, savedCommands as routes } from '../../shared/api/saved-commands.ts';
 import type { SavedCommandId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic } from '../../shared/clock.ts';
+import { definedFields } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { found } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
-import { setFields } from '../request-checks/set-fields.ts';
 import type { SavedCommand, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
 import type { CommandParams } from './command-record.ts';
 
@@ -58,7 +58,7 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
         const before = found(saved_commands, 'saved_command', saved_command_id);
         assertMayChange(before, transaction, caller);
         const after: SavedCommand = {
-          ...{ ...before, ...setFields(changes) },
+          ...{ ...before, ...definedFields(changes) },
           ...(parameters && { parameters: parameters.map(parameterOf) }),
           ...{ updated_by: caller.key_id, updated_at: iso() },
         };

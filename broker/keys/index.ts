@@ -5,6 +5,7 @@ import { keys as routes } from '../../shared/api/keys.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
+import { definedFields } from '../../shared/defined-fields.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
@@ -13,7 +14,6 @@ import { type History, type HistoryTransaction, type Row, textIn } from '../hist
 import { endLogins } from '../logins/login-validity.ts';
 import { found } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
-import { setFields } from '../request-checks/set-fields.ts';
 import type {
   AlertChannel,
   Declared,
@@ -176,7 +176,7 @@ export class Keys {
     update: async ({ key_id, expires_at, ...changes }, caller) => {
       const key = await this.#put(caller, (declared) => {
         const before = find(key_id, caller, declared);
-        return { ...before, ...setFields(changes), expires_at: newEnd(before, expires_at) };
+        return { ...before, ...definedFields(changes), expires_at: newEnd(before, expires_at) };
       });
       return this.#serialize(key);
     },

@@ -3,11 +3,11 @@ import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.
 import { schedules as routes } from '../../shared/api/schedules.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
+import { setsNothing } from '../../shared/defined-fields.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { found, notFound } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
-import { setsNothing } from '../request-checks/set-fields.ts';
 import type { Declared, Schedule, StateTransaction } from '../state/in-memory-state.ts';
 import { refusal, wordsOf } from './cron.ts';
 import { checkedTimetable } from './due-times.ts';

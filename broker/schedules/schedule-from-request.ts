@@ -4,9 +4,9 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Api, Caller, Input, Rights } from '../../shared/api/route-table.ts';
 import type { ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
+import { definedFields } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import { setFields } from '../request-checks/set-fields.ts';
 import type { Schedule } from '../state/in-memory-state.ts';
 
 type Params = Input<Api['schedules']['create']>;
@@ -69,7 +69,7 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   const { name, machine_id = null, tags = null, cron = null, on_change = null } = params;
   const { command = null, saved_command_id = null, parameters = null } = params;
   return {
-    ...{ name, ...defaults, catch_up: defaultCatchUp(on_change !== null), ...setFields(params) },
+    ...{ name, ...defaults, catch_up: defaultCatchUp(on_change !== null), ...definedFields(params) },
     ...{ machine_id, tags, cron, on_change },
     ...{ command, saved_command_id, parameters: saved_command_id && (parameters ?? {}) },
     id: newId('schedule') as ScheduleId,
@@ -91,7 +91,7 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     // A request may replace the times of a schedule by a path, or the path by times. The default of `catch_up` differs
     // for the two. A schedule that has the old default gets the new one.
     ...(isOther && hasDefault && { catch_up: defaultCatchUp(before.on_change === null) }),
-    ...setFields(changes),
+    ...definedFields(changes),
     ...(changes.machine_id !== undefined && { tags: null }),
     ...(changes.tags !== undefined && { machine_id: null }),
     ...(changes.cron !== undefined && { on_change: null }),

@@ -5,6 +5,7 @@ import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/a
 import type { KeyId, MachineId, WebhookId } from '../../shared/api/shared-schemas.ts';
 import { webhooks as routes } from '../../shared/api/webhooks.ts';
 import { iso } from '../../shared/clock.ts';
+import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { assertUrl } from '../deliveries/address-guard.ts';
@@ -17,7 +18,6 @@ import { readableOnly } from '../events.ts';
 import type { History } from '../history/history.ts';
 import { found } from '../not-found.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
-import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { Declared, State, StateTransaction, Webhook } from '../state/in-memory-state.ts';
 import type { Subscriptions } from './subscriptions.ts';
 
@@ -224,7 +224,7 @@ export class WebhookHandlers implements Routes {
     if (setsNothing(changes)) return before;
     const webhook: Webhook = {
       ...before,
-      ...setFields(params),
+      ...definedFields(params),
       armed: params.enabled ? before.armed + 1 : before.armed,
       updated_at: iso(),
     };

@@ -1,9 +1,10 @@
 // The verb farhand exec: runs a command on one machine as if it ran locally, or on many machines.
 import type { Command } from 'commander';
+import { definedFields } from '../../../shared/defined-fields.ts';
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { where, withBroker } from '../connect-to-broker.ts';
-import { given, localVerb } from '../declare-verb.ts';
+import { localVerb } from '../declare-verb.ts';
 import { findMachine } from '../find-by-name.ts';
 import { hint, print, printJson } from '../print.ts';
 import * as one from './follow-command.ts';
@@ -53,7 +54,7 @@ function paramsOf(texts: string[], options: one.ExecOptions): { machines: string
   if ((machines.length === 0) === (options.tags === undefined))
     throw new UsageError('choose the machines either by name or by --tags');
   const { timeout, cwd, env, user, queueFor } = options;
-  const rest = given({ timeout, cwd, env, user, queue_for: queueFor });
+  const rest = definedFields({ timeout, cwd, env, user, queue_for: queueFor });
   return { machines, params: { command, ...(args.length > 0 && { args }), ...rest } };
 }
 

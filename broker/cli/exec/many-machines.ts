@@ -1,7 +1,7 @@
 // Runs a command on many machines. Prints each line of output with the name of its machine in front, and a summary at
 // the end.
+import { definedFields } from '../../../shared/defined-fields.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { given } from '../declare-verb.ts';
 import { findMachine, machineNames } from '../find-by-name.ts';
 import type { OutputName } from '../output-and-signals.ts';
 import { clean, cleanLines, counted, hint, print, printJson } from '../print.ts';
@@ -41,7 +41,7 @@ export async function runOnMany(
   if (!interactive && !detach && hasInput())
     hint('farhand: standard input is not sent to several machines; add -i to send it');
   const machine_ids = tags ? undefined : await Promise.all(machines.map((text) => findMachine(client, text)));
-  const more = given({ machine_ids, tags, concurrency, max_failures, stdin });
+  const more = definedFields({ machine_ids, tags, concurrency, max_failures, stdin });
   const batch = await client.batches.create({ ...params, ...more, wait: 0 });
   if (!detach) return followBatch(client, batch, output === 'json');
   await print(output, batch, () => [batch.id]);

@@ -1,8 +1,9 @@
 // The verbs of farhand files: list, read, transfer, move and find files on machines.
 import type { Command } from 'commander';
+import { definedFields } from '../../../shared/defined-fields.ts';
 import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
-import { type Common, given, verb } from '../declare-verb.ts';
+import { type Common, verb } from '../declare-verb.ts';
 import { copyOut, Exit, Interrupted, onStop } from '../output-and-signals.ts';
 import { hint, print, printJson, size, table } from '../print.ts';
 import { confirm } from '../prompt.ts';
@@ -57,7 +58,7 @@ function addReads(files: Command): void {
     const { name, content, ignoreCase: ignore_case, all: hidden, limit, output } = options;
     if (name === undefined && content === undefined)
       throw new UsageError('set what to find: --name GLOB or --content TEXT');
-    const params = given({ name, content, ignore_case, hidden, limit });
+    const params = definedFields({ name, content, ignore_case, hidden, limit });
     for await (const found of await client.files.search({ ...(await resolve(client, text)), ...params })) {
       if (output === 'json') printJson(found);
       else if ('entry' in found) await print(output, found, () => [matchText(found)]);
@@ -156,7 +157,7 @@ async function put(client: Farhand, texts: string[], options: PutOptions): Promi
   const { from, to } = fromAndTo(texts);
   const { putEach } = await import('./put.ts');
   const { mode, parents: create_parents, overwrite } = options;
-  const params = given({ mode, create_parents, overwrite });
+  const params = definedFields({ mode, create_parents, overwrite });
   const paths = await interruptible((signal) => putEach(client, from, to, params, signal));
   await print(options.output, { paths }, () => []);
 }
@@ -204,7 +205,7 @@ function addChanges(files: Command): void {
   verb(files, 'mkdir <path>', makes, async (client, text, { parents, mode, output }) => {
     const path = await resolve(client, text);
     const made = await client.files
-      .mkdir({ ...path, ...given({ parents, mode }) })
+      .mkdir({ ...path, ...definedFields({ parents, mode }) })
       .catch(async (error: unknown) => {
         if (!parents || !(error instanceof FarhandError) || error.code !== 'already_exists') throw error;
         const existing = await client.files.stat(path);
@@ -226,7 +227,7 @@ function addChanges(files: Command): void {
     },
   } as const;
   verb(files, 'touch <path>', touches, async (client, text, { modifiedAt, existing = false, output }) => {
-    const params = { create: !existing, ...given({ modified_at: modifiedAt }) };
+    const params = { create: !existing, ...definedFields({ modified_at: modifiedAt }) };
     const touched = await client.files.touch({ ...(await resolve(client, text)), ...params });
     await print(output, touched, () => [decoded(touched.path, touched)]);
   });
@@ -261,6 +262,7 @@ function addAttributes(files: Command): void {
   };
   verb(files, 'chown <owner[:group]> <paths...>', owners, (client, names, texts, options) => {
     const [owner, group] = names.split(':');
-    return change(client, texts, given({ owner: owner || undefined, group: group || undefined }), options);
+    const changes = definedFields({ owner: owner || undefined, group: group || undefined });
+    return change(client, texts, changes, options);
   });
 }
