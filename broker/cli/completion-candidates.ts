@@ -153,7 +153,8 @@ async function paths(client: Farhand, current: string): Promise<string[]> {
   if (machine === undefined) return (await machines.names(client, current)).map((name) => `${name}:`);
   const path = { machine_id: await findMachine(client, machine), path: directory || '~' };
   const { files } = await client.files.list({ ...path, limit: 1000 });
-  return files.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
+  const named = files.filter(({ name_encoding }) => !name_encoding);
+  return named.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
 }
 
 /** Calls the configured broker. Returns no candidates if it does not answer within a second. */

@@ -39,6 +39,7 @@ async function startScene() {
   mkdirSync(join(there, 'site'));
   writeFileSync(join(there, 'some file'), '');
   writeFileSync(join(there, 'evil\u001b[2J'), '');
+  writeFileSync(Buffer.from(`${there}/e\xff`, 'latin1'), '');
   return { system, agent, farhand, there, env: { ...env, PATH: `${bin}:${env.PATH}`, TERM: 'dumb' } };
 }
 
@@ -88,6 +89,8 @@ needs('bash')(
       // After a colon Bash completes only the rest of the word.
       [`farhand files ls web-1:${there}/s`, [`${there}/site/`, `${there}/some\\ file`]],
       [`farhand files ls web-1:${there}/e`, []],
+      // Zf8= is the name in base64 that the broker answers, not a name on the machine.
+      [`farhand files ls web-1:${there}/Z`, []],
       [`farhand files ls web-1:${there}/x=y`, ['yz']],
       [`farhand files get "db 1":${there}/si`, [`${there}/site/`]],
       // bash replaces all that follows an open quote.

@@ -73,6 +73,52 @@ describe('farhand files', () => {
     expect(readFileSync(join(here, 'file'), 'utf8')).toBe('kept');
   });
 
+  test('lists a path that is not UTF-8 in base64, and takes it in this form', async () => {
+    const { farhand, there, here } = await startScene();
+    const inBase64 = (name: string): string =>
+      `base64:${Buffer.from(`${there}/${name}`, 'latin1').toString('base64')}`;
+    const [file, directory] = [inBase64('caf\xe9'), inBase64('d\xff')];
+    const local = join(here, 'local');
+    writeFileSync(local, 'content');
+    for (const [verb, args, printed] of [
+      ['files mkdir', [`web-1:${directory}`], `${directory}\n`],
+      ['files put', [local, `web-1:${directory}`], ''],
+      ['files put', [local, `web-1:${file}`], ''],
+      ['files find', [`web-1:${there}`, '--name', 'caf*'], `${file}\n`],
+      ['files cat', [`web-1:${file}`], 'content'],
+      ['files get', [`web-1:${file}`, join(here, 'fetched')], ''],
+      ['files rm', [`web-1:${inBase64('d\xff/local')}`, '--yes'], `deleted ${inBase64('d\xff/local')}\n`],
+    ] as const) {
+      const { code, out, err } = await farhand(verb, [...args]);
+      expect([verb, code, out, err]).toEqual([verb, 0, printed, '']);
+    }
+    expect(readFileSync(join(here, 'fetched'), 'utf8')).toBe('content');
+    expect((await farhand('files ls', [`web-1:${there}`])).out).toMatch(/caf\uFFFD \(base64:.*=\)\n/);
+    await farhand('files cp', [`web-1:${file}`, `web-1:${directory}`]);
+    await farhand('files mv', [`web-1:${file}`, `web-1:${there}/café`]);
+    const names = (folder: string) =>
+      readdirSync(Buffer.from(folder, 'latin1'), { encoding: 'latin1' }).sort();
+    expect([names(there), names(`${there}/d\xff`)]).toEqual([['cafÃ©', 'd\xff'], ['caf\xe9']]);
+  });
+
+  test('refuses a path that is not UTF-8 in another form, and a local name that is not', async () => {
+    const { farhand, there, here } = await startScene();
+    const name = Buffer.from(`web-1:${there}/caf\xe9`, 'latin1').toString('base64');
+    const line = `exec "$@" "$(echo ${name} | base64 -d)"`;
+    const raw = await farhand('files mkdir', [], { through: ['sh', '-c', line, 'sh'] });
+    expect([raw.code, raw.err]).toEqual([2, expect.stringContaining('write the path as web-1:base64:')]);
+    expect(readdirSync(there)).toEqual([]);
+    const file = `${there}/caf\xe9`;
+    writeFileSync(Buffer.from(file, 'latin1'), '');
+    const path = `web-1:base64:${Buffer.from(file, 'latin1').toString('base64')}`;
+    const into = await farhand('files get', [path, here]);
+    expect([into.code, into.err]).toEqual([
+      2,
+      expect.stringContaining('a local path that ends in its new name'),
+    ]);
+    expect(readdirSync(here)).toEqual([]);
+  });
+
   test('puts and gets files, directories, standard input and output', async () => {
     const { farhand, there, here } = await startScene();
     plant(join(here, 'tree'));

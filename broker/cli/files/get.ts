@@ -8,7 +8,7 @@ import { atPath } from '../../../shared/system-errors.ts';
 import { write } from '../output-and-signals.ts';
 import { extractNew, writeChunks } from './local-tar.ts';
 import { tarBytes, withProgress } from './progress.ts';
-import { assertDistinct, nameOf, type RemotePath, resolve } from './remote-path.ts';
+import { assertDistinct, localNameOf, pathText, type RemotePath, resolve } from './remote-path.ts';
 
 /**
  * Fetches sources into the directory `to`, or one source as the file `to` ("-": standard output). Returns the
@@ -23,11 +23,10 @@ export async function getEach(
 ): Promise<string[]> {
   const sources = await Array.fromAsync(from, (one) => resolve(client, one));
   const isDirectory = to !== '-' && (await stat(to).catch(() => undefined))?.isDirectory() === true;
-  const names = sources.map(({ path }) => path);
-  if (to !== '-') assertDistinct(names, to, isDirectory);
+  if (to !== '-') assertDistinct(sources, to, isDirectory);
   const paths: string[] = [];
   for (const source of sources) {
-    const target = isDirectory ? join(to, nameOf(source.path)) : to;
+    const target = isDirectory ? join(to, localNameOf(source)) : to;
     if (!overwrite && target !== '-' && (await lstat(target).catch(() => undefined)))
       throw new StartError(`${target} already exists; add --overwrite to replace it`, 1);
     await get(client, source, target, signal).catch((error: unknown) => {
@@ -44,7 +43,7 @@ async function get(client: Farhand, source: RemotePath, target: string, signal: 
   const archive = isDirectory ? ({ archive: 'tar' } as const) : {};
   const { body } = await client.files.download({ ...source, ...archive }, { signal });
   const total = async () => (isDirectory ? await bytesBelow(client, source, signal) : size);
-  const bytes = withProgress(body ?? ReadableStream.from([]), { name: source.path, total }, signal);
+  const bytes = withProgress(body ?? ReadableStream.from([]), { name: pathText(source), total }, signal);
   if (target === '-') for await (const chunk of bytes) await write('stdout', chunk);
   else if (isDirectory) await extractNew(asBuffers(bytes), target);
   else await writeWhole(target, bytes, Number.parseInt(mode, 8));

@@ -8,7 +8,7 @@ import { copyOut, Exit, Interrupted, onStop } from '../output-and-signals.ts';
 import { hint, print, printJson, size, table } from '../print.ts';
 import { confirm } from '../prompt.ts';
 import { printView } from '../verb-from-route.ts';
-import { inside, isRemote, resolve } from './remote-path.ts';
+import { fromTo, isRemote, pathText, resolve } from './remote-path.ts';
 
 type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;
 
@@ -70,6 +70,9 @@ function addReads(files: Command): void {
 const decoded = (text: string, { name_encoding }: Entry): string =>
   name_encoding ? Buffer.from(text, 'base64').toString() : text;
 
+const entryPath = ({ path, name_encoding }: Entry): string =>
+  pathText({ path, path_encoding: name_encoding });
+
 const columns = {
   mode: ({ mode, setuid, setgid, sticky }: Entry) =>
     `${mode}${setuid ? 's' : ''}${setgid ? 'g' : ''}${sticky ? 't' : ''}`,
@@ -79,14 +82,15 @@ const columns = {
   changed: ({ modified_at }: Entry) => modified_at.slice(0, 19).replace('T', ' '),
   name(entry: Entry) {
     const target = entry.link_target === undefined ? '' : ` -> ${decoded(entry.link_target, entry)}`;
-    return `${decoded(entry.name, entry)}${entry.type === 'directory' ? '/' : ''}${target}`;
+    const path = entry.name_encoding ? ` (${entryPath(entry)})` : '';
+    return `${decoded(entry.name, entry)}${entry.type === 'directory' ? '/' : ''}${path}${target}`;
   },
 };
 
 type Match = { entry: Entry; line?: number | undefined; text?: string | undefined };
 
 function matchText({ entry, line, text }: Match): string {
-  const path = decoded(entry.path, entry);
+  const path = entryPath(entry);
   return line === undefined ? path : `${path}:${line}:${text ?? ''}`;
 }
 
@@ -122,10 +126,10 @@ function addTransfers(files: Command): void {
       throw new UsageError('one of the two paths must be remote: MACHINE:PATH');
     if (!isRemote(from)) return put(client, [from, to], { ...options, overwrite });
     if (!isRemote(to)) return get(client, [from, to], { ...options, overwrite });
-    const { machine_id, path: source } = await resolve(client, from);
-    const target = await inside(client, await resolve(client, to), source);
+    const [source, target] = [await resolve(client, from), await resolve(client, to)];
+    const { machine_id } = source;
     const other = target.machine_id !== machine_id && { destination_machine_id: target.machine_id };
-    const params = { machine_id, source, destination: target.path, overwrite, ...other };
+    const params = { machine_id, ...(await fromTo(client, source, target)), overwrite, ...other };
     await printView(client, options.output, await client.files.copy(params));
   });
 }
@@ -180,11 +184,12 @@ function addChanges(files: Command): void {
     flags: overwrite,
   } as const;
   verb(files, 'mv <from> <to>', moves, async (client, from, to, { overwrite = false, output }) => {
-    const [{ machine_id, path: source }, target] = [await resolve(client, from), await resolve(client, to)];
+    const [source, target] = [await resolve(client, from), await resolve(client, to)];
+    const { machine_id } = source;
     if (machine_id !== target.machine_id)
       throw new UsageError('mv works only within one machine; between two machines use cp, then rm');
-    const { path: destination } = await inside(client, target, source);
-    await printView(client, output, await client.files.move({ machine_id, source, destination, overwrite }));
+    const params = { machine_id, ...(await fromTo(client, source, target)), overwrite };
+    await printView(client, output, await client.files.move(params));
   });
   const removes = {
     about: 'delete files and directories; a symlink is deleted, not its target',
@@ -195,7 +200,7 @@ function addChanges(files: Command): void {
     const paths = await Promise.all(texts.map((text) => resolve(client, text)));
     await confirm(yes, `delete ${texts.join(', ')}${recursive ? ' with all content' : ''}`);
     const removed = await Array.fromAsync(paths, (one) => client.files.remove({ ...one, recursive }));
-    await print(output, removed, () => removed.map(({ path }) => `deleted ${path}`));
+    await print(output, removed, () => removed.map((one) => `deleted ${pathText(one)}`));
   });
   const makes = {
     about: 'create a directory; with -p, an existing directory is no error',
@@ -212,7 +217,7 @@ function addChanges(files: Command): void {
         if (existing.type !== 'directory') throw error;
         return existing;
       });
-    await print(output, made, () => [`${made.path}/`]);
+    await print(output, made, () => [made.name_encoding ? entryPath(made) : `${made.path}/`]);
   });
   addAttributes(files);
   const touches = {
@@ -229,7 +234,7 @@ function addChanges(files: Command): void {
   verb(files, 'touch <path>', touches, async (client, text, { modifiedAt, existing = false, output }) => {
     const params = { create: !existing, ...definedFields({ modified_at: modifiedAt }) };
     const touched = await client.files.touch({ ...(await resolve(client, text)), ...params });
-    await print(output, touched, () => [decoded(touched.path, touched)]);
+    await print(output, touched, () => [entryPath(touched)]);
   });
 }
 

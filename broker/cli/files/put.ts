@@ -9,7 +9,7 @@ import { atPath } from '../../../shared/system-errors.ts';
 import { Interrupted } from '../output-and-signals.ts';
 import { pack } from './local-tar.ts';
 import { type Progress, tarBytes, withProgress } from './progress.ts';
-import { assertDistinct, below, isDirectory, type RemotePath, resolve } from './remote-path.ts';
+import { assertDistinct, below, isDirectory, pathText, type RemotePath, resolve } from './remote-path.ts';
 
 /** Parameters of an upload, named as in the API. */
 interface Params {
@@ -42,11 +42,15 @@ export async function putEach(
       `${to} is a directory; add the name of the file in which to store standard input`,
       1,
     );
-  const sources = from.map((one) => absolute(one));
+  const sources = from.map((one) => ({ path: absolute(one) }));
   assertDistinct(sources, to, directory);
   const paths: string[] = [];
   for (const one of from) {
-    const sent = put({ client, params, signal }, one, directory ? below(target, absolute(one)) : target);
+    const sent = put(
+      { client, params, signal },
+      one,
+      directory ? below(target, { path: absolute(one) }) : target,
+    );
     const named = (error: unknown): never => {
       throw error instanceof Error && 'path' in error ? error : atPath(error, one);
     };
@@ -97,8 +101,9 @@ async function putBytes(
     (content) => client.files.put({ ...target, ...params, content }, { signal }),
     hash,
   );
-  if (sent.sha256 === hash.digest('hex')) return sent.path;
-  throw new StartError(`${sent.path} was changed in transit (its SHA-256 differs); send it again`, 1);
+  const path = pathText(sent);
+  if (sent.sha256 === hash.digest('hex')) return path;
+  throw new StartError(`${path} was changed in transit (its SHA-256 differs); send it again`, 1);
 }
 
 async function putTree(
@@ -118,10 +123,10 @@ async function putTree(
     if (!(signal.reason instanceof Interrupted)) throw error;
     throw new Interrupted(
       signal.reason.exitCode,
-      `the files sent so far stay in ${target.path}; a new transfer begins with the first file`,
+      `the files sent so far stay in ${pathText(target)}; a new transfer begins with the first file`,
     );
   });
-  return sent.path;
+  return pathText(sent);
 }
 
 /**
