@@ -67,7 +67,8 @@ const nextSteps: Readonly<Record<string, string>> = {
   forbidden: 'Run farhand whoami to print what this key may do.',
   machine_offline:
     'Run farhand machines list to see when the machine was last seen. A command can wait for it: exec --queue-for 10m.',
-  already_exists: 'Add --overwrite to files cp or files mv to replace a file or an empty directory.',
+  already_exists:
+    'files cp and files mv replace a file or an empty directory with --overwrite; files mkdir -p accepts a directory.',
   directory_not_empty: 'files rm -r deletes a directory with its content.',
   internal_error: 'The broker’s log has details under this request id.',
 };

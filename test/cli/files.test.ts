@@ -69,6 +69,15 @@ describe('farhand files', () => {
     ]);
     for (const { code, err } of answers)
       expect([code, err]).toEqual([1, expect.stringMatching(/^farhand: /)]);
+    for (const [verb, args, next] of [
+      ['files put', [join(here, 'file'), `web-1:${there}/no/file`], '--parents'],
+      ['files mkdir', [`web-1:${there}/no/folder`], '--parents'],
+      ['files mkdir', [`web-1:${there}/tree`], 'files mkdir -p accepts'],
+      ['files get', [`web-1:/etc/passwd`, `${join(here, 'no')}/`], 'create this directory'],
+    ] as const) {
+      const { code, err } = await farhand(verb, [...args]);
+      expect([verb, code, err]).toEqual([verb, 1, expect.stringContaining(next)]);
+    }
     expect([readdirSync(here).sort(), readdirSync(there)]).toEqual([['file', 'tree'], ['tree']]);
     expect(readFileSync(join(here, 'file'), 'utf8')).toBe('kept');
   });
@@ -206,7 +215,11 @@ describe('farhand files', () => {
     expect((await farhand('files rm', ['--yes', `web-1:${there}/copy`])).err).toContain(
       'directory_not_empty',
     );
-    await farhand.json('files rm', ['-r', '--yes', `web-1:${there}/copy`, `web-1:${there}/two`]);
+    // What was deleted is printed although a later path fails.
+    const partly = await farhand('files rm', ['--yes', `web-1:${there}/two`, `web-1:${there}/no`]);
+    expect([partly.code, partly.out]).toEqual([1, `deleted ${there}/two\n`]);
+    const removed = await farhand.json('files rm', ['-r', '--yes', `web-1:${there}/copy`]);
+    expect(removed).toEqual([{ path: join(there, 'copy'), deleted: true }]);
     expect(readdirSync(there).sort()).toEqual(['a', 'tree']);
   });
 });
@@ -224,7 +237,13 @@ test('attributes of remote files are printed and changed', async () => {
   expect(stat.out).toMatch(/^size +1$/m);
   expect(changed.map(({ mode }: { mode: string }) => mode)).toEqual(['0640', '0640']);
   expect(statSync(path).mode & 0o777).toBe(0o640);
-  expect([wrong.code, nothing.code]).toEqual([1, 1]);
+  expect([wrong.code, nothing.code]).toEqual([1, 2]);
+  // Nothing of an owner that cannot be understood is ignored.
+  const colons = await farhand('files chown', ['0:0:0', `web-1:${path}`]);
+  expect([colons.code, colons.err]).toEqual([
+    2,
+    expect.stringContaining('write OWNER, OWNER:GROUP or :GROUP in place of "0:0:0"\n'),
+  ]);
   const own = `${process.getuid?.()}:${process.getgid?.()}`;
   expect((await farhand('files chown', [own, `web-1:${path}`])).code).toBe(0);
   const refused = await farhand('files chown', [':no-such-group', `web-1:${path}`]);

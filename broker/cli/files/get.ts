@@ -76,6 +76,8 @@ async function* asBuffers(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<Buf
 async function writeWhole(target: string, bytes: AsyncIterable<Uint8Array>, mode: number): Promise<void> {
   const existing = await lstat(target).catch(() => undefined);
   if (existing?.isDirectory()) throw new StartError(`${target} is a directory; choose the name of a file`, 1);
+  if (target.endsWith('/'))
+    throw new StartError(`${target} does not exist; create this directory, or leave out the slash`, 1);
   // A device or pipe, such as /dev/null, cannot be replaced, so it is written directly.
   if (existing && !existing.isFile() && !existing.isSymbolicLink()) return writeChunks(target, bytes, 'w');
   // The temporary name does not contain the target's name: a longer name could exceed the limit of the file system.

@@ -1,7 +1,7 @@
 // The verbs of farhand files: list, read, transfer, move and find files on machines.
 import type { Command } from 'commander';
 import { definedFields } from '../../../shared/defined-fields.ts';
-import { UsageError } from '../../../shared/errors.ts';
+import { StartError, UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import { type Common, verb } from '../declare-verb.ts';
 import { copyOut, Exit, Interrupted, onStop } from '../output-and-signals.ts';
@@ -100,6 +100,15 @@ function hintRest({ truncated, unreadable }: { truncated: boolean; unreadable: n
 }
 
 const parents = { '-p, --parents': 'create missing parent directories' };
+
+/** Returns a handler for errors about a new path. If its directory is missing, the error names --parents. */
+const withParents =
+  (isGiven = false) =>
+  (error: unknown): never => {
+    if (isGiven || !(error instanceof FarhandError) || error.code !== 'file_not_found') throw error;
+    const next = 'files put and files mkdir create missing parent directories with --parents';
+    throw new StartError(`${error.message} (${error.code}); ${next}`, 1, { cause: error });
+  };
 const overwrite = { '--overwrite': 'replace an existing file' };
 
 function addTransfers(files: Command): void {
@@ -162,7 +171,9 @@ async function put(client: Farhand, texts: string[], options: PutOptions): Promi
   const { putEach } = await import('./put.ts');
   const { mode, parents: create_parents, overwrite } = options;
   const params = definedFields({ mode, create_parents, overwrite });
-  const paths = await interruptible((signal) => putEach(client, from, to, params, signal));
+  const paths = await interruptible((signal) => putEach(client, from, to, params, signal)).catch(
+    withParents(create_parents),
+  );
   await print(options.output, { paths }, () => []);
 }
 
@@ -199,9 +210,20 @@ function addChanges(files: Command): void {
   verb(files, 'rm <paths...>', removes, async (client, texts, { recursive = false, yes, output }) => {
     const paths = await Promise.all(texts.map((text) => resolve(client, text)));
     await confirm(yes, `delete ${texts.join(', ')}${recursive ? ' with all content' : ''}`);
-    const removed = await Array.fromAsync(paths, (one) => client.files.remove({ ...one, recursive }));
-    await print(output, removed, () => removed.map((one) => `deleted ${pathText(one)}`));
+    const removed: object[] = [];
+    for (const path of paths) {
+      const one = await client.files.remove({ ...path, recursive });
+      removed.push(one);
+      // Printed at once, because the next path may fail.
+      if (output === 'text') await print(output, one, () => [`deleted ${pathText(one)}`]);
+    }
+    if (output === 'json') printJson(removed, 2);
   });
+  addCreations(files);
+  addAttributes(files);
+}
+
+function addCreations(files: Command): void {
   const makes = {
     about: 'create a directory; with -p, an existing directory is no error',
     examples: ['farhand files mkdir -p web-1:/srv/site/img'],
@@ -211,6 +233,7 @@ function addChanges(files: Command): void {
     const path = await resolve(client, text);
     const made = await client.files
       .mkdir({ ...path, ...definedFields({ parents, mode }) })
+      .catch(withParents(parents))
       .catch(async (error: unknown) => {
         if (!parents || !(error instanceof FarhandError) || error.code !== 'already_exists') throw error;
         const existing = await client.files.stat(path);
@@ -219,7 +242,6 @@ function addChanges(files: Command): void {
       });
     await print(output, made, () => [made.name_encoding ? entryPath(made) : `${made.path}/`]);
   });
-  addAttributes(files);
   const touches = {
     about: 'create an empty file, or set the modification time',
     examples: [
@@ -266,7 +288,8 @@ function addAttributes(files: Command): void {
     ],
   };
   verb(files, 'chown <owner[:group]> <paths...>', owners, (client, names, texts, options) => {
-    const [owner, group] = names.split(':');
+    const [, owner, group] = /^([^:]*):?([^:]*)$/.exec(names) ?? [];
+    if (!owner && !group) throw new UsageError(`write OWNER, OWNER:GROUP or :GROUP in place of "${names}"`);
     const changes = definedFields({ owner: owner || undefined, group: group || undefined });
     return change(client, texts, changes, options);
   });
