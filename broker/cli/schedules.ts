@@ -42,6 +42,13 @@ const flags = {
   '--notify-success': 'emit the event schedule.completed when a run succeeds',
 };
 
+/** Pairs of flags, by their names in commander. A new schedule needs exactly one flag of each pair. */
+const choices = [
+  ['where to run', ['machine', '--machine'], ['tags', '--tags']],
+  ['what to run', ['command', '--command'], ['savedCommand', '--saved-command']],
+  ['when to run', ['cron', '--cron'], ['onChange', '--on-change']],
+] as const;
+
 /** Settings that --clear can remove from a schedule. */
 const clearable = ['description', 'timeout', 'user', 'cwd', 'env', 'notify'];
 
@@ -75,8 +82,9 @@ export function addSchedules(program: Command): void {
     flags,
     required: ['name'],
     input: (given) => {
-      if ((given.cron === undefined) === (given.onChange === undefined))
-        throw new UsageError('say when to run, either by --cron or by --on-change');
+      for (const [what, [first, flag], [second, other]] of choices)
+        if ((given[first] === undefined) === (given[second] === undefined))
+          throw new UsageError(`say ${what}, either by ${flag} or by ${other}`);
       return inputOf(given);
     },
   });

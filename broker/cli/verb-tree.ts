@@ -56,7 +56,9 @@ export async function createProgram(noun?: string): Promise<Command> {
 function pointToHelp(command: Command, path: string): void {
   // Users often forget the "--" of `farhand exec`. Options of their command are then parsed as options of farhand.
   const hint =
-    path === 'farhand exec' ? 'Put the command after "--", as in: farhand exec web-1 -- uname -a\n' : '';
+    path === 'farhand exec' && !process.argv.includes('--')
+      ? 'Put the command after "--", as in: farhand exec web-1 -- uname -a\n'
+      : '';
   command.showHelpAfterError(`${hint}See ${path} --help.`);
   for (const one of command.commands) pointToHelp(one, `${path} ${one.name()}`);
 }

@@ -53,6 +53,29 @@ describe('farhand exec on one machine', () => {
     expect([away.code, away.err]).toEqual([1, expect.stringContaining('no machine is named web-2')]);
   });
 
+  test('says in words why a command never ran', async () => {
+    const { system, farhand } = await startScene();
+    const away = await system.agent({ name: 'web-2', tags: 'away' });
+    await away.close();
+    await waitFor(async () =>
+      expect((await system.client.machines.get({ machine_id: away.machineId })).status).toBe('offline'),
+    );
+    const [late, batch] = await Promise.all([
+      farhand('exec', ['web-2', '--queue-for', '1ms', '--', 'true']),
+      farhand('exec', ['--tags', 'away', '--', 'true']),
+    ]);
+    expect([late.code, late.err]).toEqual([
+      1,
+      'farhand: expired: the machine was offline or busy for too long (queue_expired); --queue-for sets the time\n',
+    ]);
+    expect([batch.code, batch.err]).toEqual([
+      1,
+      expect.stringContaining(
+        '  web-2: expired: the machine is offline (machine_offline); --queue-for waits',
+      ),
+    ]);
+  });
+
   test('runs one word as a shell command, several words as a program and its arguments', async () => {
     const { farhand } = await startScene();
     const folder = temporaryFolder('cwd');

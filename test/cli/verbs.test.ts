@@ -28,6 +28,7 @@ describe('the command line', () => {
       ['exec', ['web-1', 'uname', '-sr'], /unknown option '-sr'\nPut the command after "--"/],
       ['machines list', ['-o', 'xml'], /Allowed choices are text, json/],
       ['exec', ['web-1', 'uptime'], /put the command after "--"/],
+      ['exec', ['web-1', '--timeout', '5', '--', 'uptime'], /300ms, 5m or 24h\.\nSee farhand exec --help/],
       ['exec', ['--', 'uptime'], /choose the machines either by name or by --tags/],
       [
         'exec',
@@ -345,9 +346,16 @@ test('commands are listed, inspected, read and cancelled; batches inspected and 
 test('schedules are created, changed, enabled, disabled, run, inspected and removed', async () => {
   const { system, farhand } = await startScene();
   const shape = ['--name', 'backup', '--machine', 'web-1', '--command', 'echo done'];
-  const [unshaped, bad] = await Promise.all([
+  const [unshaped, bad, twice, idle] = await Promise.all([
     farhand('schedules create', shape),
     farhand('schedules create', [...shape, '--cron', '99 * * * *']),
+    farhand('schedules create', [...shape, '--cron', '@daily', '--tags', 'web']),
+    farhand('schedules create', ['--name', 'idle', '--machine', 'web-1', '--cron', '@daily']),
+  ]);
+  expect([twice.code, twice.err]).toEqual([2, expect.stringContaining('either by --machine or by --tags')]);
+  expect([idle.code, idle.err]).toEqual([
+    2,
+    expect.stringContaining('either by --command or by --saved-command'),
   ]);
   expect([unshaped.code, unshaped.err]).toEqual([
     2,

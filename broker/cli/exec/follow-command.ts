@@ -83,9 +83,20 @@ export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_cod
   return exit_code ?? 1;
 }
 
+/** Words for the reasons why a command never ran. */
+const reasons = new Map([
+  [
+    'queue_expired',
+    'the machine was offline or busy for too long (queue_expired); --queue-for sets the time',
+  ],
+  ['machine_offline', 'the machine is offline (machine_offline); --queue-for waits for it'],
+  ['max_failures', 'there were more failures than --max-failures allows (max_failures)'],
+  ['machine_removed', 'the machine was removed (machine_removed)'],
+]);
+
 /** Explains in words how a command ended. Returns undefined if the exit code is explanation enough. */
 export function explain({ status, exit_code, signal, reason }: Omit<End, 'duration'>): string | undefined {
-  const why = reason ? `: ${clean(reason)}` : '';
+  const why = reason ? `: ${reasons.get(reason) ?? clean(reason)}` : '';
   if (status === 'completed') return;
   if (status !== 'failed') return `${status}${why}`;
   if (exit_code === null) return `the command could not be started${why}`;
