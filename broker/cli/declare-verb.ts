@@ -119,7 +119,9 @@ function addFlag(command: Command, flag: string, help: string, required: readonl
   const [, word = ''] = /<(.*)>/.exec(flag) ?? [];
   const name = option.attributeName();
   // The cast is safe: Commander passes each reader its own earlier result.
-  const read = readers[word] as ((text: string, before: unknown) => unknown) | undefined;
+  const read = (name === 'tags' ? tags : readers[word]) as
+    | ((text: string, before: unknown) => unknown)
+    | undefined;
   if (word.includes('|')) option.choices(word.split('|'));
   if (word === 'text|json') option.default('text');
   if (read) option.argParser(read);
@@ -139,6 +141,13 @@ const words = (text: string): string[] =>
 
 /** Parses a list, which may be given in one flag with commas, or in several flags. */
 export const list = (text: string, before: string[] = []): string[] => [...before, ...words(text)];
+
+/** Parses a list of tags. An empty list usually comes from a variable that is not set; as a filter it would match all. */
+const tags: Reader = (text, before) => {
+  const all = list(text, before);
+  if (all.length > 0) return all;
+  throw new InvalidArgumentError('It must have at least one tag.');
+};
 
 const whole = (least: number) => (text: string) => {
   if (/^\d{1,9}$/.test(text) && Number(text) >= least) return Number(text);

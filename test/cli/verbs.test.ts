@@ -29,6 +29,8 @@ describe('the command line', () => {
       ['machines list', ['-o', 'xml'], /Allowed choices are text, json/],
       ['exec', ['web-1', 'uptime'], /put the command after "--"/],
       ['exec', ['web-1', '--timeout', '5', '--', 'uptime'], /300ms, 5m or 24h\.\nSee farhand exec --help/],
+      ['machines list', ['--tags', ''], /It must have at least one tag/],
+      ['inventory', ['--tags', ','], /It must have at least one tag/],
       ['exec', ['--', 'uptime'], /choose the machines either by name or by --tags/],
       [
         'exec',
