@@ -1,6 +1,6 @@
 // Asks the user by prompts and confirmations, and reads standard input as text.
-
-import { UsageError } from '../../shared/errors.ts';
+import { fstatSync } from 'node:fs';
+import { StartError, UsageError } from '../../shared/errors.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 
 /** True if standard input and standard error are terminals, so that a user can be asked. */
@@ -52,11 +52,18 @@ function screen(): typeof process.stderr {
   return process.stderr;
 }
 
+/** Throws StartError if standard input is a directory, because Node would read it as empty. */
+export function assertInput(): void {
+  if (fstatSync(0).isDirectory())
+    throw new StartError('standard input is a directory; redirect it from a file', 1);
+}
+
 /**
  * Reads standard input as UTF-8 of at most `maxBytes`. Throws a UsageError for any other input. The error's
  * message ends with `advice`.
  */
 export async function readInput(maxBytes: number, advice: string): Promise<string> {
+  assertInput();
   const chunks: Buffer[] = [];
   let bytes = 0;
   for await (const chunk of process.stdin as AsyncIterable<Buffer>) {

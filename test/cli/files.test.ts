@@ -420,6 +420,20 @@ describe('farhand files, in edge cases', () => {
     expect([code, err]).toEqual([1, expect.stringContaining('with "-" as the source')]);
   });
 
+  test('refuses a directory as standard input, and does not replace a file by nothing', async () => {
+    const { farhand, there, here } = await startScene();
+    writeFileSync(join(there, 'file'), 'kept');
+    const through = ['sh', '-c', 'exec "$@" < .', 'sh'];
+    const [put, exec] = await Promise.all([
+      farhand('files put', ['-', `web-1:${there}/file`], { through, cwd: here }),
+      farhand('exec', ['web-1', '--', `touch ${there}/ran`], { through, cwd: here }),
+    ]);
+    for (const { code, err } of [put, exec])
+      expect([code, err]).toEqual([1, expect.stringContaining('standard input is a directory')]);
+    expect(readdirSync(there)).toEqual(['file']);
+    expect(readFileSync(join(there, 'file'), 'utf8')).toBe('kept');
+  });
+
   test('reads no more of its input after Ctrl-C', async () => {
     const { farhand, there } = await startScene();
     // /dev/zero never ends.

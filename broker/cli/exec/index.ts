@@ -7,6 +7,7 @@ import { where, withBroker } from '../connect-to-broker.ts';
 import { localVerb } from '../declare-verb.ts';
 import { findMachine } from '../find-by-name.ts';
 import { hint, print, printJson } from '../print.ts';
+import { assertInput } from '../prompt.ts';
 import * as one from './follow-command.ts';
 import { reportConnection, reportMachine } from './report-silence.ts';
 import { hasInput, sendInput } from './send-stdin.ts';
@@ -66,6 +67,7 @@ async function runOnOne(
 ): Promise<number> {
   const { detach, interactive, output } = options;
   const input = !detach && (interactive || hasInput());
+  if (input) assertInput();
   const machine_id = await findMachine(client, machine);
   const command = await client.commands.async({ machine_id, ...params, ...(input && { input }) });
   const command_id = command.id;

@@ -7,6 +7,7 @@ import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-errors.ts';
 import { Interrupted } from '../output-and-signals.ts';
+import { assertInput } from '../prompt.ts';
 import { pack } from './local-tar.ts';
 import { type Progress, tarBytes, withProgress } from './progress.ts';
 import { assertDistinct, below, isDirectory, pathText, type RemotePath, resolve } from './remote-path.ts';
@@ -77,6 +78,7 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
 
 /** Sends standard input, and closes it when the request ends, because the input may never end by itself. */
 async function putInput(sender: Sender, target: RemotePath): Promise<string> {
+  assertInput();
   const leave = (): void => void process.stdin.destroy();
   sender.signal.addEventListener('abort', leave);
   try {
