@@ -96,11 +96,11 @@ export function assertDistinct(sources: Path[], to: string, toDirectory: boolean
   const twice = names.find((name, at) => names.indexOf(name) < at);
   if (twice !== undefined)
     throw new UsageError(
-      `several sources are named ${toText(twice)}, so one would replace the other; copy them one by one`,
+      `several sources are named ${toText(twice)}, so one would replace the other; copy each to its own path`,
     );
 }
 
-/** Returns the last component of a path. Throws if it is not a file name, such as `..` or `~`. */
+/** Returns the last component of a path. Throws if it is empty, `.`, `..` or `~`. */
 function nameOf(path: Path): Bytes {
   const name = posix.basename(bytesOf(path));
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
