@@ -6,6 +6,7 @@ import { request } from 'undici';
 import { expect, test } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './commands-fixture.ts';
 import { storedRows } from './read-stored-state.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
@@ -23,7 +24,7 @@ async function fleet(count: number, tagsOf: (n: number) => string = () => '') {
   return { system, agents, ids, ...batchesOf(system) };
 }
 
-function batchesOf(system: TestSystem) {
+function batchesOf(system: Pick<TestSystem, 'client'>) {
   const { client } = system;
   return {
     run: (command: string, more: object) => client.batches.create({ command, wait: 50_000, ...more }),
@@ -526,7 +527,9 @@ test('after a restart of the broker a batch goes on within its concurrency, and 
   proxy.forbid();
   await system.broker.close();
   const again = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc] });
-  const { get, ended } = batchesOf(again);
+  // With several brokers, a request can get 503 while a machine changes its owner. Clients retry such a request.
+  const client = new Farhand({ baseUrl: again.url, apiKey: again.key });
+  const { get, ended } = batchesOf({ client });
   const back = agents.map(({ linked }) => linked(true));
   proxy.allow();
   await Promise.all(back);
