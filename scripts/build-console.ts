@@ -43,8 +43,8 @@ const icons: Plugin = {
 };
 
 /**
- * Returns code that runs `once` at the end of the browser's current task: a single time, however often the code is
- * called.
+ * Wraps code, so that it runs once at the end of the browser's current task, even if the wrapped code is reached many
+ * times in this task.
  */
 const onceATask = (once: string): string => `{this._soon||=!queueMicrotask(()=>{this._soon=!1;${once}})}`;
 
@@ -60,8 +60,8 @@ const emulatorChanges: readonly (readonly [was: string, is: string])[] = [
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.style.cssText+=`${e};`',
   ],
-  // xterm.js updates its scroll bar for each printed line. With one update in each task of the browser, printing many
-  // short lines takes half the time.
+  // xterm.js updates its scroll bar for each printed line. The new code updates it once in each task of the browser,
+  // which halves the time to print many short lines.
   [
     `this._bufferService.onScroll(()=>{${scrolled},`,
     `this._bufferService.onScroll(()=>{(()=>${onceATask(scrolled)})(),`,
@@ -90,8 +90,8 @@ const changedEmulator: Plugin = {
 const main = join(source, 'main.tsx');
 
 /**
- * Makes each script that is loaded later import the main script. Otherwise esbuild splits shared code into further
- * files, which the first page would have to load.
+ * Adds an import of the main script to each script that is loaded later. Otherwise esbuild would move the code that
+ * they share into further files, which the first page would have to load.
  */
 function partsImportMain(): Plugin {
   const parts = new Set<string>();

@@ -25,7 +25,7 @@ interface Avoided {
 const avoided: Avoided[] = [
   { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 0 },
   { name: 'whoever', pattern: /\bwhoever\b/g, ceiling: 0 },
-  // The user of this name on Linux does not count.
+  // A mention of the Linux user of this name is allowed.
   { name: 'nobody', pattern: /(?<!['"]|user |belongs to )\bnobody\b/g, ceiling: 0 },
   { name: 'wish', pattern: /\b(?:wish|wishes|wished|wishing)\b/g, ceiling: 0 },
   { name: 'shown', pattern: /\bshown\b/g, ceiling: 0 },
@@ -35,8 +35,8 @@ const avoided: Avoided[] = [
 ];
 
 /**
- * Allowed names that begin with "open". In these names, "open" is the verb or means "not ended yet", or the whole name
- * is one of Node.
+ * Names that may begin with "open". They open something (`openFile`), mean something that has not ended yet
+ * (`openCommand`), or are names of Node (`openAsBlob`).
  */
 const allowed = new Set([
   'open as blob',

@@ -69,7 +69,7 @@ async function measure(session: Session, place: Place): Promise<void> {
     await sleep(1_000);
     const idle = await entered(session);
     await send(place, name);
-    // Waits for functions that continue the work on the request after its answer.
+    // Part of the work on a request happens after its answer, and counts too.
     await sleep(200);
     const found = [...(await entered(session))].filter(([key]) => !idle.has(key));
     const files = Map.groupBy(found, ([key]) => key.slice(0, key.lastIndexOf(':')));

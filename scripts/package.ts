@@ -125,7 +125,7 @@ async function make(
   await makeProgram(name, arch, program);
   // The broker serves the packages of the agents for download.
   if (name === 'farhand-broker') cpSync(packages, join(program, 'packages'), { recursive: true });
-  // Once the package is installed on a machine without a trusted key, the machine trusts this key.
+  // A machine that has no trusted key yet trusts this key when the package is installed.
   else if (signer) writeFileSync(join(program, 'trusted-key.pem'), signer.publicPem);
   const made: AgentPackage[] = [];
   const file = join(dist, `${basename(program)}.tar.gz`);

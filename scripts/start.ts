@@ -81,7 +81,10 @@ interface OwnKey {
   key: string;
 }
 
-/** Returns the key of the last start if it is still valid, so that the schedules that it created continue to work. */
+/**
+ * Returns the API key of the previous start if it is still valid. A new key would replace it, and the schedules that it
+ * created would stop.
+ */
 async function lastKey(baseUrl: string, ca: string[]): Promise<OwnKey | undefined> {
   const [apiKey] = fileOf(existsSync(keyFile) ? keyFile : undefined);
   if (apiKey === undefined) return undefined;
@@ -130,8 +133,7 @@ function isLive(socket: string): Promise<boolean> {
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
-  // Calls the broker through its socket file, because another program may listen on its HTTP address once the broker
-  // has ended.
+  // Calls the broker through its socket file. If the broker has ended, another program may listen on its HTTP address.
   const asked = <T>(use: Parameters<typeof withSocket<T>>[1]): Promise<T> =>
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
@@ -174,7 +176,8 @@ async function buildPages(): Promise<void> {
 }
 
 function greeting(url: string, ticket: string, pin: string | null, key: string, machineId: string): string {
-  // The address is local, because the ticket works only in a browser on this machine.
+  // The broker may listen on all addresses (0.0.0.0 or ::). The link names 127.0.0.1, because the ticket works only in
+  // a browser on this machine.
   const local = url.replace(/\/\/(0\.0\.0\.0|::|\[::\]):/, '//127.0.0.1:');
   return `
 Farhand is up.

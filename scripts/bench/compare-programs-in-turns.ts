@@ -69,8 +69,8 @@ export function partsOf<Part extends string>(only: string, parts: Record<Part, u
 }
 
 /**
- * Calls `once` in `runs` rounds for each of the compared ways: programs, or ways to run a command. Returns the results
- * by way. A way that fails is reported, and then left out.
+ * Measures each of `ways` once in each round, by calling `once`. A way is a program, or a way to run a command. Returns
+ * the results by way. A way that fails is reported, and is missing in the result.
  */
 export async function inTurns<Way extends string | CopyProgram, T>(
   { runs, table }: { runs: number; table: Table },

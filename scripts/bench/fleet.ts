@@ -89,7 +89,8 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
     machines: settings.scale,
     profiled: values.profile,
   });
-  // After 15 s at rest the broker frees memory that only its start needed, which `baseMiB` must not include.
+  // Waits until the broker has freed the memory that only its start needed, which takes 15 s at rest. `baseMiB` must
+  // not include that memory.
   await sleep(baseMs);
   const baseMiB = broker.memory();
   const begun = performance.now();
@@ -115,7 +116,8 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
 }
 
 /**
- * Parts that take their profiles themselves, because they restart the broker, or profile only a section of their work.
+ * Parts that call profile() themselves. Some of them restart the broker, and others profile only a section of their
+ * work.
  */
 const ownProfiles = ['rest', 'batch', 'kill', 'cut'];
 

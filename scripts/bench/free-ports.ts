@@ -10,7 +10,9 @@ export async function listen(server: Server): Promise<number> {
   return (server.address() as AddressInfo).port;
 }
 
-/** Makes a server listen on a free port, and logs its address. Then program() of the bench knows that it is up. */
+/**
+ * Makes a server listen on a free port, and logs a line with its address. program() of the bench waits for this line.
+ */
 export async function listenAndReport(server: Server, msg: string): Promise<void> {
   const address = `127.0.0.1:${await listen(server)}`;
   process.stderr.write(`${JSON.stringify({ msg, address, url: `http://${address}` })}\n`);

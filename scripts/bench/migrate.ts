@@ -102,7 +102,7 @@ async function migrate(...args: string[]): Promise<{ seconds: number; mebibytes:
     text += part;
   });
   let most = 0;
-  // A process that has just ended has no memory.
+  // A process that has just ended has no VmHWM. In this case the previous value stays.
   const look = setInterval(() => {
     most = mebibytes(child.pid ?? 0, 'VmHWM') || most;
   }, 100);

@@ -6,8 +6,8 @@ import { type Commands, root } from './start-and-measure-programs.ts';
 /** Creates the programs of a checkout in a new directory. Returns the commands of their launchers. */
 export async function makePackagedPrograms(folder: string, checkout: string = root): Promise<Commands> {
   const packaging = join(resolve(checkout), 'scripts/package/program-directories.ts');
-  // The cast is safe if the script has the same exports in that checkout. The compiler cannot know, because the path
-  // depends on `checkout`.
+  // The compiler cannot check the module of another checkout. The cast is safe if that module has the same exports as
+  // the one here.
   const { makeProgram } = (await import(packaging)) as typeof import('../package/program-directories.ts');
   const arch = process.arch === 'arm64' ? 'arm64' : 'x64';
   const make = async (name: 'farhand-broker' | 'farhand-agent'): Promise<string[]> => {

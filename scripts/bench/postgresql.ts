@@ -34,8 +34,8 @@ interface Ask {
 }
 
 /**
- * A machine, and the broker that gets the requests: either the broker to which the machine is linked, or one that
- * forwards to that broker.
+ * A machine, and a broker that gets requests about it. The machine is linked to this broker, or this broker forwards
+ * the requests to the broker of the machine.
  */
 interface Way {
   send(ask: Ask): Promise<void>;
@@ -81,8 +81,8 @@ async function startWays(folder: string, postgres: PostgresServer): Promise<Reco
 }
 
 /**
- * Sends `calls` requests on each way in each round. Returns the p50 of each way, in milliseconds: the median over the
- * rounds.
+ * Measures each way in several rounds of `calls` requests. Each round yields a p50 in milliseconds. Returns the median
+ * of these p50s, by way.
  */
 async function measure(
   ways: Record<string, Way>,

@@ -40,7 +40,10 @@ interface Ground {
 const keys = 1000;
 const crowdSize = 20;
 const largeMiB = 1024;
-/** A number of bytes that exceeds the window of a terminal and all buffers together. */
+/**
+ * Number of bytes of output in the test with a client that never reads. It is more than the window of a terminal and
+ * all buffers together can hold.
+ */
 const floodBytes = 40_000_000;
 
 async function main(folder: string): Promise<void> {

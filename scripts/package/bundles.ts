@@ -22,8 +22,8 @@ const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-thread.ts' };
 
 /**
- * Defines names that CommonJS libraries need. The gRPC libraries load protos from `__dirname/../../proto`. The added
- * `/src` makes this path the directory proto/ beside lib/.
+ * Defines require, __dirname and __filename for CommonJS libraries in the bundle. The gRPC libraries load protos from
+ * `__dirname/../../proto`. Because of the added `/src`, this is the directory proto/ beside lib/.
  */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
@@ -39,8 +39,8 @@ const oneLanguage: Plugin = {
 };
 
 /**
- * Puts the protos into the bundle in parsed form. Otherwise each program would need a parser, which would stay in
- * memory.
+ * Puts the protos into the bundle as JSON. Otherwise each program would need a parser of .proto files, which would stay
+ * in its memory.
  */
 const protosParsed: Plugin = {
   name: 'protos parsed',
@@ -53,7 +53,10 @@ const protosParsed: Plugin = {
   },
 };
 
-/** Makes the gRPC client import the file of the SDK, so that both throw the same class FarhandError. */
+/**
+ * Makes the gRPC client import sdk.js instead of containing a copy of the SDK. A copy would define a second class
+ * FarhandError.
+ */
 const sdkBeside: Plugin = {
   name: 'the SDK beside',
   setup(esbuild) {
@@ -89,8 +92,8 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // grpc-js imports @grpc/proto-loader for a feature that no program uses. Only the broker needs proto-loader, for
-    // its health check.
+    // Only the bundle of the broker contains @grpc/proto-loader, for its health check. grpc-js imports it too, but only
+    // for features that Farhand does not use (channelz and ORCA).
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,

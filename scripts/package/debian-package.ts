@@ -89,7 +89,8 @@ Description: ${programs[name].summary}
 /** Returns the maintainer scripts. They do not change a systemd unit that starts a program of another installation. */
 function scriptsOf(name: Program): Record<string, string> {
   const isAgent = name === 'farhand-agent';
-  // During an upgrade, farhand-agent-upgrade.service restarts the agent itself, to watch how the new version starts.
+  // If FARHAND_UPGRADE is set, the package does not restart the agent. farhand-agent-upgrade.service then restarts it,
+  // and watches how the new version starts.
   const restarts = isAgent ? '[ -z "$FARHAND_UPGRADE" ] && ' : '';
   const upgrade = isAgent ? `${name}-upgrade` : '';
   const settings = `/etc/farhand/${isAgent ? 'agent' : 'broker'}.toml`;

@@ -14,7 +14,8 @@ const cache = join(root, 'dist/.cache');
 /** Copies the binary of Node and its license into a package. */
 export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   const node = await libraryOf(`node-linux-${arch}`);
-  // A hard link would not do: tar fails if another packaging run changes the link count of the file.
+  // Copies the file instead of creating a hard link. With a hard link, tar fails if another packaging run changes the
+  // link count of the file.
   copyFileSync(join(node, 'bin/node'), join(folder, 'node'), constants.COPYFILE_FICLONE);
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
@@ -26,7 +27,10 @@ export async function addAddons(folder: string, arch: Arch): Promise<void> {
   }
 }
 
-/** Returns the directory of a library: the installed one or, for another architecture, a download from the cache. */
+/**
+ * Returns the directory of a library. The library for another architecture is not installed; npm downloads it once into
+ * the cache.
+ */
 async function libraryOf(name: string): Promise<string> {
   const installed = join(root, 'node_modules', name);
   if (existsSync(installed)) return installed;

@@ -35,7 +35,8 @@ function manifest(pages: readonly string[]): string {
     join(root, 'package.json'),
     manifestSchema,
   );
-  // The optional dependencies without a scope contain Node itself, which users of npm already have.
+  // Only optional dependencies with a scope (`@…`) are native addons. Those without a scope contain Node itself, which
+  // users of npm already have.
   const addons = Object.entries(optionalDependencies).filter(([library]) => library.startsWith('@'));
   const entry = (types: string, file: string) => ({
     types: `./types/shared/${types}.d.ts`,

@@ -30,7 +30,7 @@ function plainRoutes() {
 
 const readers = ['/shared/sdk/index.ts', '/broker/cli/verb-from-route.ts'];
 
-/** Gives the modules in `readers` plain data instead of the table of routes. */
+/** Makes the modules in `readers` import plain data instead of the table of routes. */
 export const routesAsData: Plugin = {
   name: 'routes as data',
   setup(esbuild) {

@@ -27,7 +27,10 @@ export interface Signer {
 const variable = 'FARHAND_SIGN_PASSPHRASE';
 const oldVariable = 'FARHAND_OLD_SIGN_PASSPHRASE';
 
-/** Returns the name of the file that proves how a key has replaced earlier keys. The file is beside the key file. */
+/**
+ * Returns the path of the file with all key changes that led to a key. Each change is signed by the earlier key. The
+ * file is beside the key file.
+ */
 const changesFileOf = (file: string): string => `${file}.changes`;
 
 /**

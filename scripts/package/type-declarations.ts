@@ -4,7 +4,10 @@ import { dirname, join, relative } from 'node:path';
 import { root, run } from './shared-by-packaging-steps.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc-api-client'];
-/** Replaces gRPC's libraries, from which the generated types of the protos import these types. */
+/**
+ * Content of wire.d.ts. The generated types of the protos import these two types from gRPC's libraries, which users of
+ * the package need not have.
+ */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
   high: number;
@@ -74,7 +77,10 @@ function take(file: string, place: Place): void {
   write(target, text);
 }
 
-/** Removes the declarations that need gRPC's types. Only the messages of a service remain. */
+/**
+ * Removes the types of clients and handlers, which need gRPC's types. The messages and the definition of a service
+ * remain.
+ */
 function withoutGrpc(text: string): string {
   return text
     .replace(/^import type \* as grpc .*\n/m, '')

@@ -22,8 +22,7 @@ interface CheckServices {
 }
 
 /**
- * Milliseconds after the end of the load within which the last due times of schedules must have rows in the table
- * schedule_runs.
+ * Milliseconds after the end of the load within which the last runs of the schedules must be stored in schedule_runs.
  */
 const schedulesLateMs = 5_000;
 
@@ -135,8 +134,8 @@ async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promi
   );
   for (const { id, everyMs, createdAt } of schedules) {
     const missing: string[] = [];
-    // The first second after the creation is left out, because its due times may have passed before the schedule was
-    // stored.
+    // Due times in the first second are not checked, because they may have passed before the broker stored the
+    // schedule.
     for (let at = Math.ceil((createdAt + 1_000) / everyMs) * everyMs; at <= endedAt; at += everyMs)
       if (!times.has(`${id} ${at}`)) missing.push(new Date(at).toISOString());
     if (missing.length > 0)

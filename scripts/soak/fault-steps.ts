@@ -16,8 +16,8 @@ const frozenMs = 60_000;
  */
 const handedOverMs = 20_000;
 /**
- * Duration of a broker's lease in the database, in milliseconds. A broker that has had no database for longer must not
- * answer any request with success.
+ * Duration of a broker's lease in the database, in milliseconds. After this time without the database, a broker must
+ * not answer any request with success.
  */
 const leaseMs = 10_000;
 const cutMs = 40_000;
@@ -29,7 +29,7 @@ const databaseAwayMs = 10_000;
 const backMs = 5_000;
 /** Milliseconds for which a broker may still accept a key that was revoked at another broker. */
 const revokedMs = 1_000;
-/** Like `revokedMs`, while the broker gets no notifications from the database. */
+/** Milliseconds for which a broker may still accept a revoked key while it gets no notifications from the database. */
 const revokedWithoutNewsMs = 5_000;
 const revocations = 20;
 
@@ -288,8 +288,8 @@ async function revokeOnce(system: System, round: number): Promise<number> {
   const made = await createKey(system, at);
   const { data } = JSON.parse(made.text) as { data?: { id: string; key: string } };
   if (!data) throw new Error(`no key was created: ${made.text}`);
-  // Each broker is asked for one of its own machines. A list would not do, because a broker reads all changes, also
-  // the revocation, before it answers a list.
+  // The key is tried at each broker, with a request about one of its own machines. A list would not measure the delay:
+  // before a broker answers a list, it reads all changes, and so also the revocation.
   const own = await Promise.all(brokers.map((broker) => machinesOf(system, broker)));
   const looks = brokers.flatMap((broker, n) => {
     const [machine] = own[n] ?? [];

@@ -21,7 +21,7 @@ export interface LongRunning {
 
 const mostTerminals = 5;
 const linesAtOnce = 100;
-/** The default `grace_period`, in milliseconds. The test fails if a terminal has no output for longer. */
+/** Default of `graceMs`. The test fails if the output of a terminal pauses for longer than `graceMs`. */
 const defaultGraceMs = 30_000;
 
 export async function startLongRunning(settings: Settings): Promise<LongRunning> {

@@ -21,8 +21,8 @@ const linkedElsewhere = `SELECT machine_id FROM owners
   WHERE machine_id = ANY($1::varchar[]) AND broker_id <> $2 AND link_id IS NOT NULL`;
 
 /**
- * Calls `lose`, and measures when each machine of the broker at `peer` has a link with another broker, or with the same
- * broker after a restart. Stops after `mostMs` milliseconds.
+ * Calls `lose`, which makes the machines of the broker at `peer` lose their links. Measures how long each machine takes
+ * to be linked again, to another broker or to the same one after a restart. Stops after `mostMs` milliseconds.
  */
 export async function measureRelinks(
   postgres: PostgresServer,
@@ -52,8 +52,8 @@ export async function measureRelinks(
 }
 
 /**
- * Prints how long agents were without a link. Returns a message for each p99 above `mostMs` milliseconds, and one if
- * some agents still have no link.
+ * Prints how long agents were without a link. Returns a message for each failure: a p99 above `mostMs` milliseconds, or
+ * agents that still have no link.
  */
 export function checkRelinks(
   all: readonly Relinks[],

@@ -15,7 +15,10 @@ export interface LoadSettings extends Access {
 
 /** A running load, with lists of everything that the brokers have confirmed. */
 export interface Load {
-  /** The file to which every command of a real machine appends a line, the command's marker. */
+  /**
+   * File to which each command on a real machine appends its marker as a line. These lines prove how often each command
+   * ran.
+   */
   counter: string;
   /** The markers of the accepted commands on real machines, by the command's id. */
   commands: Map<string, string>;
@@ -115,7 +118,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
     load.endedAt = Date.now();
     await waitForCommands(settings, load.endedAt + settleMs);
     await following;
-    // Reads the last events for another 3 s.
+    // The last events may arrive late, so the event stream is read for another 3 s.
     const last = new AbortController();
     const rest = follow(settings, load.events, last.signal);
     await sleep(3_000);

@@ -74,7 +74,7 @@ export async function startPostgres(folder: string) {
       if (!server) return;
       const { pid } = server;
       const ended = once(server, 'exit');
-      // SIGSTOP freezes the server, so that it starts no further process after its child processes were listed.
+      // Freezes the server with SIGSTOP. Otherwise it could start another process after its processes were listed.
       server.kill('SIGSTOP');
       const others = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean);
       server.kill('SIGKILL');

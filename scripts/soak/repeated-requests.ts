@@ -36,8 +36,8 @@ export async function insist(
       const answer = await fetch(`${url}/api/v1${path}`, { method: 'POST', headers, body: text, signal });
       const received = (await answer.json()) as Answer['body'];
       const underWay = answer.status === 409 && received.error?.details.under_way === true;
-      // fetch may open a connection before it needs one. If the connection sends nothing for 15 s, the broker refuses
-      // its first request.
+      // A broker refuses the first request of a connection that has sent nothing for 15 s. This can happen, because
+      // fetch may open a connection before it needs one.
       const isLate = received.error?.message.includes('send the request again') ?? false;
       if (answer.status !== 503 && answer.status !== 500 && !underWay && !isLate)
         return { status: answer.status, body: received };

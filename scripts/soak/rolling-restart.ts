@@ -84,7 +84,8 @@ class Client {
       await this.#send('POST /saved-commands', async () => {
         saved.push((await this.#sdk.savedCommands.create({ name: marker, argv: ['true'] })).id);
       });
-      // A broker stores at most 1,000 saved commands. If a removal fails, one more remains, which does not matter.
+      // Removes the saved commands, because a broker stores at most 1,000. A failed removal does not matter: it leaves
+      // only one more.
       for (const saved_command_id of saved)
         await this.#sdk.savedCommands.remove({ saved_command_id }).catch(() => undefined);
       await this.#readMachine(machine_id);
@@ -100,8 +101,8 @@ class Client {
   }
 
   /**
-   * Reads a machine with fetch, and repeats the request after a 503: the SDK does not repeat a request about an offline
-   * machine.
+   * Reads the metadata of /etc on a machine. Repeats the request after a 503 or a lost connection. Uses fetch, because
+   * the SDK does not repeat a request about an offline machine.
    */
   async #readMachine(machine_id: string): Promise<void> {
     const count = this.#countOf('GET /machines/{id}/files/stat');

@@ -65,7 +65,7 @@ export async function startStallingProxy(target: string) {
     from.on('error', () => from.destroy());
     from.once('close', () => {
       sockets.delete(from);
-      // A stalled proxy behaves like a host that has vanished, which does not close its connections.
+      // While the proxy is stalled, it closes no connection, like a host that has vanished from the network.
       if (!isStalled) to.destroy();
     });
   };

@@ -81,8 +81,8 @@ async function readOutput({ way: name, targets, command }: Ask & LongOutput): Pr
 try {
   const ask = JSON.parse(process.argv[2] ?? '') as Ask;
   const seen = JSON.stringify('command' in ask ? await readOutput(ask) : await trues(ask));
-  // A command without an answer may hold a connection open, which would keep the process alive. So the process exits
-  // explicitly.
+  // Exits explicitly: a command that got no answer may still hold a connection open, which would keep the process
+  // alive.
   process.stdout.write(seen, () => process.exit());
 } catch (error) {
   console.error(error instanceof Error ? error.message : error);

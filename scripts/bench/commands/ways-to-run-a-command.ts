@@ -1,11 +1,12 @@
-// The ways to run a command that the bench of commands compares, all with the same interface.
+// The four ways to run a command that the bench compares, each with the interface Way: Farhand, a local child process,
+// the library ssh2, and ssh over a master connection.
 import { spawn } from 'node:child_process';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Ssh } from '../start-sshd.ts';
 
 export type WayName = 'farhand' | 'spawn' | 'ssh2' | 'master';
 
-/** The servers to which these ways connect. */
+/** What the ways connect to: a broker with an API key and a machine, and an sshd if there is one. */
 export interface Targets {
   http: string;
   key: string;
@@ -34,7 +35,7 @@ interface Answer {
   exit_code: number | null;
 }
 
-/** Milliseconds within which the record must be complete after the end of the output. */
+/** Milliseconds within which the broker must report the final status of a command after the end of its output. */
 const recordedMs = 5_000;
 
 /** Opens the connections of a way to run commands. `width` is the number of commands that will run at once. */
@@ -76,7 +77,8 @@ function childWay(file: string, argsFor: (command: string) => string[]): Way {
 }
 
 async function farhandWay({ http, key, machine }: Targets, width: number): Promise<Way> {
-  // Each way imports only its own libraries, because a fork costs more in a larger process.
+  // Imports undici only here. With more libraries this process would be larger, and a larger process forks more slowly.
+  // That would falsify the times of the ways that start child processes.
   const { Pool } = await import('undici');
   const pool = new Pool(http, { connections: width });
   const headers = { authorization: `Bearer ${key}`, 'content-type': 'application/json' };

@@ -11,7 +11,8 @@ const restMs = 22_000;
 const joinedMs = 3_000;
 
 export async function measureLoads({ tab, figures }: ConsoleBench): Promise<void> {
-  // The page reads the machines again soon after they have joined. The measurement begins after that.
+  // The machines have just joined, and the open page then reads its list again. Waits for this request, which must not
+  // count.
   await sleep(joinedMs);
   await tab.page.goto('about:blank');
   const client = await tab.page.context().newCDPSession(tab.page);
@@ -77,7 +78,10 @@ export async function measureBrokerMemory(
   await sleep(restMs);
   const before = brokers.map((one) => one.memory());
   const tab = await newTab();
-  /** API requests by page. The second broker gets them later, all requests of a page at the same time. */
+  /**
+   * The API requests of the browser: one array for each page. Afterwards they are sent to the second broker, all
+   * requests of a page at the same time.
+   */
   const asked: string[][] = [];
   tab.page.on('request', (request) => {
     const { pathname, search } = new URL(request.url());

@@ -56,7 +56,7 @@ export async function measureLargeFleet({ tab, figures, machines }: ConsoleBench
       `time between two animation frames of the page: p95 ${script} ms; frames with a row still loading: ${empty}; scroll events with empty space at an edge of the list: ${cut}`,
     );
   }
-  // By the end of this loop every row has been loaded, so the page has its largest state.
+  // Scrolls through the whole list, so that the page has loaded every row before its memory is measured.
   const end = machines * rowHeight;
   for (let pixels = 0; pixels < end; pixels += 50 * rowHeight) {
     await tab.page.evaluate(`document.querySelector('.rows-body').scrollTop = ${pixels}`);

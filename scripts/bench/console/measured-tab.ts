@@ -70,8 +70,8 @@ export interface Frames {
   /** Milliseconds between two successive frames that Chromium has drawn, sorted. */
   drawn: number[];
   /**
-   * Milliseconds between two animation frames of the page's scripts, sorted. Chromium can scroll without scripts, so it
-   * may draw more often.
+   * Milliseconds between two callbacks of requestAnimationFrame() in the page, sorted. Chromium may draw more often,
+   * because it can scroll without running scripts.
    */
   scripts: number[];
   /** Share of the frames with a row that was not loaded yet. */
@@ -201,7 +201,7 @@ export class Tab {
   async memory(): Promise<number> {
     const { processInfo } = await this.#browser.send('SystemInfo.getProcessInfo');
     const renderers = processInfo.filter(({ type }) => type === 'renderer');
-    // The largest renderer is that of this tab. Any other renderer is smaller: it is a spare one for the next tab.
+    // Chromium may also run a spare renderer for the next tab. It is smaller than the renderer of this tab.
     return Math.max(...renderers.map(({ id }) => mebibytes(id, 'RssAnon')));
   }
 

@@ -21,7 +21,10 @@ const veryLongList = 200_000;
 const page = 1_000;
 const readers = 32;
 const asks = 500;
-/** Size in MiB above which a download does not fit into the buffers on its way. */
+/**
+ * Minimum size in MiB of the file for the stalled downloads. The buffers between broker and client may hold a smaller
+ * file completely. Its download would then end instead of stalling.
+ */
 const unfitting = 32;
 
 /** Sends GET requests over one connection. Throws unless the status is 200. */

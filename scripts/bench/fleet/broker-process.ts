@@ -37,8 +37,8 @@ export class BrokerProcess {
     const { key, token } = await firstSecrets(parameters.dataDir, parameters.machines);
     broker.key = key;
     broker.joinToken = token;
-    // The broker is started twice: the memory for the work of a first start, such as creating certificates, must not
-    // count.
+    // Restarts the broker, because its first start takes extra memory, for example to create certificates. The
+    // measurements must not include that memory.
     await broker.stop('SIGTERM');
     await broker.restart();
     return broker;

@@ -64,7 +64,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   let ended = 0;
   for (const { id } of made) {
     for (;;) {
-      // A list has the counts only. GET /batches/{id} would also return the result of every machine.
+      // Reads a list, because GET /batches/{id} would also return the result of every machine.
       const { items } = await client.batches.list({ id, limit: 1 });
       const at = items[0]?.finished_at;
       if (at) ended = Math.max(ended, Date.parse(at));
@@ -72,8 +72,8 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
       await sleep(pollMs);
     }
   }
-  // Rare polls do not falsify the result, because the broker stores when the batch ended. Each poll costs the broker
-  // CPU.
+  // `ended` is the time that the broker has stored, so the pause between two polls does not change the result. Shorter
+  // pauses would only cost the broker CPU.
   const seconds = (ended - begun) / 1000;
   const probed = await prober.stop();
   const batches = await Promise.all(made.map(({ id }) => client.batches.list({ id, limit: 1 })));

@@ -18,11 +18,14 @@ const spanMs = 48 * 3_600_000;
 type Columns = Record<string, string>;
 
 /**
- * Returns SQL for the id of row `n`. The ids are scattered like random ids, but equal for equal `n`, also in another
- * table.
+ * Returns SQL that computes an id from the row number `n`, so that another table can refer to the row. Ids of
+ * successive rows are far apart, like random ids.
  */
 const id = (prefix: string): string => `'${prefix}_' || printf('%022d', (n * 2654435761) % 4294967291)`;
-/** In each block of this many successive commands, every tenth belongs to one batch: a hundred commands a batch. */
+/**
+ * Every tenth command belongs to a batch, and a new batch begins after this many commands. So each batch has a hundred
+ * commands.
+ */
 const rowsOfBatch = 1_000;
 const batchOf = (n: string): string => `'batch_' || printf('%022d', ${n})`;
 const json = (text: string): string => `'${text.replaceAll("'", "''")}'`;

@@ -64,7 +64,11 @@ export class FleetOfAgents {
     return fleet;
   }
 
-  /** Waits until `agents` agents are linked, and at least as many welcomes have followed the first `welcomesBefore`. */
+  /**
+   * Waits until `agents` agents are linked; throws after `seconds`. A broker confirms each link with a welcome. After
+   * an interruption, pass the earlier number of welcomes as `welcomesBefore`. Then `agents` further welcomes must
+   * arrive too, so that no earlier link counts.
+   */
   async linked(agents: number, seconds: number, welcomesBefore = 0): Promise<void> {
     const end = performance.now() + seconds * 1000;
     while (this.counts().linked < agents || this.counts().welcomes < welcomesBefore + agents) {

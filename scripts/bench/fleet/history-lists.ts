@@ -1,5 +1,6 @@
-// Measures lists of the history with many rows: every filter in the OpenAPI document, alone and with machine_id, and
-// offsets. Also measures the longest wait of another request meanwhile.
+// Measures list requests on a history with many rows. Each filter in the OpenAPI document is measured alone and
+// together with machine_id; so are sort fields and offsets. Also measures the longest wait of another request
+// meanwhile.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { request } from 'undici';
@@ -12,7 +13,10 @@ import { Prober } from './http-load.ts';
 import { type Figures, milliseconds } from './print-figures.ts';
 
 const machines = 100;
-/** Maximum number of requests for each list. There are fewer if they take longer than `longestMs` together. */
+/**
+ * Maximum number of requests for one query. No request is sent after `longestMs` milliseconds, except for the first
+ * `fewestRequests`.
+ */
 const mostRequests = 20;
 const fewestRequests = 3;
 const longestMs = 500;
@@ -20,8 +24,8 @@ const offsets = [100, 1_000, 10_000];
 /** Parameters that are not measured as filters. `key` is left out, because it is only another name of `key_id`. */
 const notFilters = new Set(['limit', 'offset', 'sort', 'since', 'until', 'include', 'key']);
 /**
- * For some filters, by list and name: a value that only one row in a thousand has. All filters that are not named here
- * get a value that occurs in a page of rows.
+ * Filter values that only one row in a thousand has, by list and filter. For any other filter, the bench takes a value
+ * from a row of the list.
  */
 const rare: Readonly<Record<string, string>> = {
   'events type': 'command.failed',

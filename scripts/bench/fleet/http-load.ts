@@ -110,12 +110,15 @@ export interface Probed {
 
 const probeEveryMs = 20;
 const probeConnections = 64;
-/** A request of the prober fails after this number of milliseconds. No measured delay was as long. */
+/**
+ * Milliseconds without an answer after which a request of the prober fails. All delays that were measured so far are
+ * shorter.
+ */
 const probeTimeoutMs = 60_000;
 
 /**
- * Sends one request at once, and then one every 20 ms until it is stopped. A request's time is measured from the moment
- * at which it is sent, in milliseconds.
+ * Sends a GET request every 20 ms until stop(), without waiting for earlier answers. The time of a request, in
+ * milliseconds, includes the wait for a free connection.
  */
 export class Prober {
   readonly #pool: Pool;

@@ -23,7 +23,8 @@ export function encode(name: string, message: object): Buffer {
 /** Decodes a message. T must be the generated type `…__Output` of `name`. */
 export function decode<T>(name: string, bytes: Uint8Array): T {
   const type = root.lookupType(name);
-  // The cast is safe if T belongs to `name`, because the types are generated with the same options.
+  // The cast is safe if T is the generated type of `name`: these types describe messages that are decoded with the
+  // options in `shape`.
   return type.toObject(type.decode(bytes), shape) as T;
 }
 

@@ -65,15 +65,16 @@ export class SimulatedAgent {
   readonly #instanceId = `instance-${process.pid}-${performance.now()}`;
   readonly #journalId = `journal-${process.pid}-${performance.now()}`;
   /**
-   * Share of the heartbeat interval, from 0 to 1, before the first heartbeat. Agents have different shares, so that
-   * their heartbeats are spread evenly.
+   * Time from the link to the first heartbeat, as a fraction (0 to 1) of the heartbeat interval. Agents have different
+   * fractions, so that the heartbeats of a fleet are spread evenly.
    */
   readonly #share: number;
   #phase: Phase = 'waiting';
   #session: ClientHttp2Session | undefined;
   #stream: ClientHttp2Stream | undefined;
   /**
-   * Time when the present phase times out or, for a waiting agent, when it dials. In milliseconds of performance.now().
+   * When the present phase ends, in milliseconds of performance.now(). A waiting agent then dials, and an unfinished
+   * dial fails.
    */
   #dueAt = 0;
   /** Time of the first failure since the last link, in milliseconds of performance.now(). */
@@ -128,7 +129,7 @@ export class SimulatedAgent {
     if (this.#phase === 'linked') this.#lose('cut');
   }
 
-  /** Links over the connection over which the agent has enrolled. */
+  /** Links the agent over an open connection, the one that it has used to enrol. */
   linkOver(session: ClientHttp2Session): void {
     this.#begin(session, performance.now());
   }
@@ -139,8 +140,8 @@ export class SimulatedAgent {
   }
 
   /**
-   * Dials the next broker. No broker is dialled twice before all others were dialled once. The order is random, but the
-   * broker of the previous dial comes last.
+   * Dials the next broker in `#left`. When `#left` is empty, all brokers are added in random order, but the broker of
+   * the previous dial comes last.
    */
   #dial(now: number): void {
     const last = this.#last === undefined ? [] : [this.#last];
@@ -312,7 +313,7 @@ export function dialSession({ host, port, source, context: secureContext }: Way)
         minVersion: 'TLSv1.3',
       }),
   });
-  // An error of an HTTP/2 session that its agent no longer uses would otherwise end the process.
+  // Without this listener, an error of a session that no agent uses any more would end the process.
   session.on('error', () => undefined);
   return session;
 }

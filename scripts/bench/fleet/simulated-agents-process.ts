@@ -42,8 +42,8 @@ const ticksPerProgress = 4;
 const enrolWidth = 64;
 const enrolTries = 5;
 /**
- * The fractional part of the golden ratio. Its multiples, modulo 1, are spread evenly for any number of agents, and so
- * are the agents' heartbeats.
+ * Agent `n` sends its first heartbeat after the fraction `(n * goldenShare) % 1` of the heartbeat interval. goldenShare
+ * is the fractional part of the golden ratio, which spreads any number of agents evenly.
  */
 const goldenShare = 0.618_033_988_75;
 

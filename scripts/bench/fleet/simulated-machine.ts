@@ -135,14 +135,16 @@ export class SimulatedMachine {
     return { messages: { messages } };
   }
 
-  /** Returns the end of a command. If its reason is `unknown_id`, the broker sends the command again. */
+  /**
+   * Returns how a command ended. For a command that never reached this machine, the reason is `unknown_id`, and the
+   * broker then sends the command again.
+   */
   #follow(id: string): Result {
-    // The messages are encoded as StartProcessResponse, which has the same bytes as FollowProcessResponse: `event` is
-    // the only field of both, with the same number.
+    // The stored messages have the type StartProcessResponse. They are valid as FollowProcessResponse too, because both
+    // types have only the field `event`, with the same number.
     const messages = this.#results.get(id);
     if (messages) return { messages: { messages } };
-    // If a broker is killed after it has stored a command and before it sends the command, the machine does not know
-    // the command.
+    // `unknown_id`: a broker stored the command, and was killed before it sent the command to this machine.
     const exit = this.#ran.has(id)
       ? { outcome: 'PROCESS_OUTCOME_LOST', reason: 'forgotten' }
       : { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' };

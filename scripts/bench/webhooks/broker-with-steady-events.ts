@@ -1,4 +1,4 @@
-// A broker that emits events at a steady rate once it gets SIGUSR2. The machines of a bench could not cause events at
+// A broker that emits invented events at a steady rate after SIGUSR2. A bench has too few machines to cause events at
 // this rate.
 
 import type { Events } from '../../../broker/events.ts';
