@@ -91,14 +91,14 @@ export interface CallOptions {
 }
 
 /**
- * AgentCall.signal fires with this reason if the broker has cancelled the call. With another reason, such as a lost
- * link, the broker may still need the result.
+ * Reason of AgentCall.signal when the broker has cancelled the call and needs no result. After any other reason, such
+ * as a lost link, the broker may still need the result.
  */
 export const gaveUp = new AppError('unavailable', 'the caller cancelled the call');
 
 /**
- * After a broker has cancelled a call, it ends the call's stream with the gRPC status CANCELLED and these details. The
- * agent needs the details, because a lost link can also end with CANCELLED.
+ * Details of the gRPC status CANCELLED with which a broker ends the stream of a call that it has cancelled. Without
+ * these details, the agent could mistake a lost link, which can also end with CANCELLED, for a cancelled call.
  */
 export const cancelledDetails = 'cancelled';
 
@@ -186,8 +186,8 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Returns a function that encodes a message as Frame{message}. `chunk`: number of the message's field `chunk`, if there
- * is one.
+ * Returns a function that encodes a message, and wraps it in a Frame as the field `message`. `chunk`: number of the
+ * message's field `chunk`; undefined if it has no such field.
  */
 function framerOf(
   chunk: number | undefined,

@@ -6,9 +6,9 @@ const firstMs = 500;
 const mostMs = 30_000;
 
 /**
- * Computes the delays of one client. Each delay is random, from 0 to a ceiling. The ceiling doubles with each attempt,
- * but is at most the time since the first failure. Without this bound, quick refusals during an outage of 8 s would
- * raise the ceiling to 30 s.
+ * Computes the delays of one client. Each delay is random, from 0 to a ceiling. The ceiling begins at 500 ms and
+ * doubles with each attempt, but then never exceeds the time since the first failure. Otherwise quick refusals during
+ * an outage of 8 s would raise it to 30 s.
  */
 export function backoff() {
   let failedAt: number | undefined;

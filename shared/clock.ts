@@ -76,8 +76,8 @@ export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmedia
 const longestWorkMs = 5;
 
 /**
- * Returns a function to call and await often during long work. After 5 ms of work it waits for the next turn of the
- * event loop, so that other requests can run. Before that it does not wait.
+ * Returns a function that long work calls and awaits often. If the work has lasted 5 ms since the last pause, the
+ * function waits for the next turn of the event loop, so that other requests can run. Otherwise it does not wait.
  */
 export function pausesInLongWork(): () => Promise<void> {
   let begun = monotonic();

@@ -13,8 +13,8 @@ export interface WriteOptions {
 }
 
 /**
- * Replaces a file. Resolves when the new file is on the disk. If the flush of the directory at the end fails, the
- * promise rejects although the new file is in place. After any other failure, the old file is still in place.
+ * Replaces a file. Resolves when the new file is on the disk. After a failure, the promise rejects and the old file is
+ * still in place. Exception: if only the final flush of the directory fails, the new file is already in place.
  */
 export async function writeDurably(
   file: string,
@@ -46,7 +46,8 @@ const prefixOf = (file: string): string => `.${basename(file)}-`;
 async function fill(path: string, content: string | Buffer, { mode, owner }: WriteOptions): Promise<void> {
   await using handle = await open(path, 'wx', 0o600);
   await handle.writeFile(content);
-  // Owner and mode are set through the handle: a user who owns the directory could replace the path with a link.
+  // Sets owner and mode of the open file, not of its path: a user who owns the directory could replace the path with a
+  // link to another file.
   if (owner) await handle.chown(owner.uid, owner.gid);
   if (mode !== undefined) await handle.chmod(mode);
   await handle.sync();

@@ -33,8 +33,8 @@ const allBytes = largestBytes;
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 /**
- * Number of calls up to which a distant peer may use all of `sharedBytes`. With more calls the sum of its windows is
- * smaller: half of `sharedBytes` with twice as many calls.
+ * With up to this many calls, a distant peer may use all of `sharedBytes`. With more calls its limit falls in
+ * proportion: twice as many calls have half of `sharedBytes` together.
  */
 const someStreams = 8;
 /** A distant peer's share of `allBytes` is at least this many bytes, even if other peers use up `allBytes`. */
@@ -45,14 +45,15 @@ const leastBytes = 4 * mebibyte;
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
- * Maximum sum of a peer's windows, in bytes for each millisecond of round trip. A transfer of 500 MiB/s needs 0.5 MiB
- * for each millisecond. The limit is more than twice as high, because nghttp2 extends a window only after half of it is
- * read.
+ * Maximum sum of a peer's windows for each millisecond of its round trip, in bytes. A transfer of 500 MiB/s sends 0.5
+ * MiB in a millisecond. It needs twice that, because nghttp2 extends a window only after half of it is read. The limit
+ * is somewhat higher.
  */
 const bytesPerMs = 1.28 * mebibyte;
 /**
  * The windows of a peer together hold this many times the bytes that are read per round trip. nghttp2 extends a window
- * only after half of it is read. With a factor of 2, a transfer could therefore never become faster.
+ * only after half of it is read. So a factor of 2 permits only the present speed, and a larger factor lets a transfer
+ * become faster.
  */
 const tripsPerWindow = 6;
 const lookMs = 25;
@@ -86,8 +87,8 @@ type Role = 'client' | 'server';
 const controlled = new Set<Role>();
 
 /**
- * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the process ends.
- * Further calls do nothing, because Node reports all HTTP/2 sessions of a role on one diagnostics channel.
+ * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the process ends. The
+ * first call for a role covers all of its HTTP/2 sessions, so further calls do nothing.
  */
 export function controlFlow(role: Role): void {
   if (controlled.has(role)) return;
@@ -146,8 +147,8 @@ class WindowControl {
 
   #look(): void {
     const busy = [...this.#busy];
-    // Unread bytes reduce the part of `allBytes` that the peers share. Of each peer's unread bytes, `nearBytes` per
-    // stream do not count.
+    // Unread data takes memory, so it reduces the sum of windows that the peers share. Up to `nearBytes` of unread data
+    // for each stream is normal, and does not count.
     const held = sum(busy, (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
     const readers = busy.filter((peer) => wantedBy(peer) > nearBytes).length;
     const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));

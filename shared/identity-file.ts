@@ -6,8 +6,8 @@ import { readRegularJson } from './regular-file.ts';
 
 const identity = z.strictObject({
   /**
-   * Id of the machine; null until the broker has answered. The private key is stored before that, so that joining again
-   * after a crash yields the same machine.
+   * Id of the machine; null until the broker has answered the request to join. The private key is stored before that
+   * request. After a crash the agent joins again with the same key, and gets the same machine.
    */
   machine_id: z.string().nullable(),
   private_key: z.string(),

@@ -36,7 +36,8 @@ let shared: ReturnType<typeof createStderr> | undefined;
 /** Creates a stream to standard error. It writes each line immediately, but a full pipe delays no other work. */
 function createStderr() {
   let triesLeft = 0;
-  // sonic-boom must not repeat a failed write itself while the program runs: it would stop the whole thread for 100 ms.
+  // Returns true if sonic-boom may repeat a failed write itself. It may do so only when the program ends, because each
+  // repetition stops the whole thread for 100 ms.
   const retryEAGAIN = (): boolean => {
     triesLeft -= 1;
     return triesLeft > 0;

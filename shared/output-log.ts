@@ -42,8 +42,8 @@ interface Segment {
 }
 
 /**
- * Maximum number of segments. 16 full segments hold `windowBytes`, but more are needed, because every gap and every
- * restart begins a new segment. Without a maximum, an attacker could cause any number of small files.
+ * Maximum number of segments. 16 full segments hold `windowBytes`, but each gap and each restart begins a new segment,
+ * so segments may be small. The maximum prevents an attacker from causing any number of small files.
  */
 const mostSegments = 64;
 
@@ -108,8 +108,8 @@ export class OutputLog {
   }
 
   /**
-   * Adds bytes in call order. Resolves once the bytes are written and the fastest reader is not far behind. Rejects if
-   * the write fails.
+   * Adds bytes in the order of the calls. Resolves once the bytes are written and the fastest reader is not far behind.
+   * Rejects if the write fails.
    */
   async append(data: Uint8Array): Promise<void> {
     await this.#inTurn(() => this.#append(data));
@@ -137,7 +137,9 @@ export class OutputLog {
     };
   }
 
-  /** Moves the end of the log to offset `to`. Readers find a gap before `to`: skipped bytes are not stored. */
+  /**
+   * Moves the end of the log to offset `to`. Nothing is stored for the bytes in between, so readers find a gap there.
+   */
   skip(to: number): Promise<void> {
     return this.#inTurn(async () => {
       if (to <= this.#end) return;

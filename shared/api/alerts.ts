@@ -175,8 +175,8 @@ export const alerts = {
     reply: alert,
   }),
   get: single('GET', '/alerts/{alert_id}', 'machines:read', { summary: 'Get an alert', reply: alert }),
-  // A route /alerts/{alert_id}/acknowledge would be ambiguous: the path /alerts/rules/acknowledge would match both this
-  // route and /alerts/rules/{rule_id}.
+  // The path is not /alerts/{alert_id}/acknowledge: then a request for /alerts/rules/acknowledge would match two
+  // routes, this one and /alerts/rules/{rule_id}.
   acknowledge: single('PATCH', '/alerts/{alert_id}', 'machines:write', {
     summary: 'Acknowledge an alert, so that its notification is not repeated',
     body: z.strictObject({

@@ -35,7 +35,8 @@ export const audit = {
     summary: 'List the audit log',
     query: {
       action: label(1, 100).optional().describe('Only entries of this operation'),
-      // Any text is accepted, not only ids of existing keys, to find the entries of revoked keys.
+      // These filters accept any text, not only ids of existing keys and logins. So the entries of a revoked key can be
+      // found.
       key_id: label(1, 200).optional().describe('Only entries of this API key, even if it was revoked'),
       login_id: label(1, 200).optional().describe('Only entries of this login, even if it has ended'),
       key: label(1, 200).optional().describe('Same as key_id'),

@@ -14,8 +14,8 @@ type ListQuery<
 > = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
 
 /**
- * Defines a route that answers a page of objects. `fields`: the schema whose ids, names, enums and booleans become
- * filters; by default the schema of the items.
+ * Defines a route that answers one page of a list. The list can be filtered by each id, name, enum and boolean in
+ * `fields`, an object schema. By default, this is the schema of the items.
  */
 export function list<
   const P extends string,
@@ -73,8 +73,8 @@ type Filterable =
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
 /**
- * Returns the filters for the fields of an item. Authorization checks the ids in filters in the same way as the ids in
- * the path. The only difference: an id in a filter may be the id of a removed object.
+ * Returns the filters for the fields of an item. An id in a filter is authorized like an id in the path, but it may
+ * also be the id of a removed object.
  */
 function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {

@@ -57,7 +57,10 @@ export function single<
   return build('single', method, path, access, definition);
 }
 
-/** Describes a reply with an array that may be long. The array is checked and sent in pieces. */
+/**
+ * Describes a reply with an array that may be long, so that the array is checked and sent in pieces. `grows`: name of
+ * the array.
+ */
 export function inPieces<R extends z.ZodObject>(reply: R, grows: keyof z.output<R> & string) {
   const { [grows]: items, ...others } = reply.shape;
   // The cast is safe: `grows` names a field of the reply.
@@ -116,8 +119,8 @@ type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
 };
 
 /**
- * Defines a GET route that becomes a WebSocket. Browsers send no key with it, so a ticket in its query authorizes the
- * request.
+ * Defines a GET route that becomes a WebSocket. Browsers cannot send an API key with such a request, so its query
+ * contains a ticket that authorizes it.
  */
 export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
   path: P,

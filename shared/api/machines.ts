@@ -183,7 +183,7 @@ export const machines = {
     sort: sortable,
     reply: listItem,
   }),
-  // This route comes before the route of one machine, whose path would match this path too.
+  // Must come before the route of one machine, whose path /machines/{machine_id} also matches /machines/statuses.
   statuses: list('/machines/statuses', 'machines:read', {
     summary: 'List machines with their last report, and their CPU and memory use in the last hour',
     description:

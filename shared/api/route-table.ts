@@ -93,7 +93,7 @@ export interface BytesReply {
   length?: number;
   /** The content; absent with status 304. To release its resources, iterate it to its end or call return(). */
   bytes?: AsyncIterableIterator<Uint8Array>;
-  /** True if the first byte may take long. The response head is then sent before that byte. */
+  /** True if the first byte may take long. The headers are then sent before it, after a short wait. */
   quiet?: boolean;
 }
 
@@ -187,13 +187,15 @@ export interface Caller extends Rights {
   signal: AbortSignal;
   headers: Headers;
   /**
-   * Returns the caller’s rights at the start of this state transaction. The caller's own methods use the last committed
-   * state, which lacks the changes of earlier transactions that are committed together with this one.
+   * Returns the caller’s rights at the start of this state transaction. Several transactions may be committed together;
+   * these rights include the changes of the earlier ones. The caller's own methods, such as may(), use only the last
+   * committed state.
    */
   during(change: Journal): Rights;
   /**
-   * Adds this request's audit rows and idempotency key to the transaction of its change. In a state transaction, it
-   * first authorizes the request again, because the key may have lost rights since the request was admitted.
+   * Adds this request's audit rows and idempotency key to a transaction, so that they are committed with its change. In
+   * a state transaction, the request is first authorized again, because the key may have lost rights since the request
+   * was admitted.
    */
   commit(
     journal: Journal,

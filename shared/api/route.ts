@@ -99,9 +99,9 @@ export interface Route<
    */
   idempotency?: 'replay' | 'secret';
   /**
-   * Name of the operation of the same noun that answers a repeated request if the first answer cannot be sent again;
-   * default: `get`. This happens if the first answer was not stored, for example because it was too long, or if the key
-   * may no longer use all machines of the created object.
+   * Operation that answers a repeated request if the first answer cannot be sent again; by default `get` of the same
+   * noun. The first answer may not have been stored, for example because it was too long. Or the key may no longer use
+   * all machines of the created object.
    */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */
@@ -111,8 +111,8 @@ export interface Route<
   /** True if the answer may take long. The key is then checked again before the answer is sent. */
   waits?: boolean;
   /**
-   * True if a login may call the route only in the 15 minutes after the login was created or confirmed. The route
-   * `logins.confirm` confirms a login with its API key.
+   * True if the route requires a recent login: one that was created or confirmed in the last 15 minutes. Requests with
+   * an API key need no login. The route `logins.confirm` confirms a login with its API key.
    */
   confirmed?: boolean;
   /** Name of the last server-sent event; absent if the stream has no end. */

@@ -3,8 +3,8 @@ import * as z from 'zod';
 import { formatDuration } from '../duration.ts';
 
 /**
- * Returns metadata for a schema. With this metadata, the OpenAPI document describes the schema as `json`, which is a
- * JSON Schema. Without it, the document would describe a number in a query as text.
+ * Returns metadata that makes the OpenAPI document describe a schema as `json`, which is a JSON Schema. Without it, a
+ * number in a query would be described as text.
  */
 function jsonSchemaOf(json: Readonly<Record<string, unknown>>) {
   return {
@@ -27,8 +27,8 @@ export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) 
 }
 
 /**
- * Adds checks to the schema of a body that has an `encoding` and a text. `name`: name of the text's field. The text
- * must be base64 if `encoding` is base64, and well-formed Unicode otherwise.
+ * Adds checks to the schema of a body with a text and its `encoding`. The text must be base64 if `encoding` is base64,
+ * and well-formed Unicode otherwise. `name`: name of the field with the text.
  */
 export function encoded<N extends string, T extends z.ZodType<Record<N | 'encoding', string>>>(
   name: N,

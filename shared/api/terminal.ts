@@ -35,9 +35,9 @@ export type BrokerMessage =
       cols: number;
       rows: number;
       /**
-       * After the client's first report of processed output, the broker sends at most this number of bytes beyond the
-       * last reported offset. Undefined for gRPC clients, which cannot send such reports, and from a broker of version
-       * 0.1.0, which accepts none.
+       * Maximum number of bytes that the broker sends beyond the last offset that the client has reported as processed.
+       * It applies after the client's first report. Undefined for clients that cannot report: gRPC clients, and clients
+       * of a broker of version 0.1.0.
        */
       window?: number | undefined;
     }

@@ -162,7 +162,10 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Condition under which some fields are null: they would reveal how many other machines the upgrade has. */
+/**
+ * Some fields are null under this condition, because they would reveal how many machines the upgrade has that the key
+ * may not use.
+ */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 

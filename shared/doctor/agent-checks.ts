@@ -69,8 +69,8 @@ async function reached(broker: string, ca: string): Promise<Finding> {
 }
 
 /**
- * Checks the state of a Farhand service in systemd. Returns no finding on a machine without systemd. `refused` is the
- * explanation in the finding if the service ended with exit code 78.
+ * Checks the state of a Farhand service in systemd. Returns no finding on a machine without systemd. `refused`: the
+ * reason in the finding if the service ended with exit code 78 (bad configuration).
  */
 export async function unitState(name: string, refused: string): Promise<Finding[]> {
   // systemd makes this directory when it boots a machine (sd_booted(3)).

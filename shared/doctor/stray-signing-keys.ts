@@ -78,8 +78,8 @@ async function isSigningKey(path: string): Promise<boolean> {
 const publicKeyBytes = 120;
 
 /**
- * True if an encrypted private key may be of Ed25519. Its own type is unreadable, so the size of the public key beside
- * it (PATH.pub) decides. Without that file, returns true.
+ * True if an encrypted private key may be an Ed25519 key. Its type cannot be read without the passphrase, so the size
+ * of the public key beside it (PATH.pub) decides. Without that file, returns true.
  */
 async function mayBeEd25519(path: string): Promise<boolean> {
   const file = `${path}.pub`;
