@@ -201,7 +201,7 @@ export class OutputLog {
 
   #inTurn(run: () => Promise<void>): Promise<void> {
     const done = this.#queue.then(run);
-    // The queue ignores a failure, so that the next operation starts. The caller gets the failure by the returned
+    // A failure does not stop the queue: the next operation still starts. The caller gets the error from the returned
     // promise.
     this.#queue = done.catch(() => {});
     return done;
@@ -215,14 +215,15 @@ export class OutputLog {
       await this.#abandon();
       throw fromErrno(error, this.#directory);
     } finally {
-      // The end moves even after a failure, so that later offsets are right and readers find a gap.
+      // The end moves even if the bytes could not be stored. Later bytes then have the right offsets, and readers find
+      // a gap in place of the lost bytes.
       this.#end += data.length;
       this.changed.wake();
     }
     await this.#slide();
   }
 
-  /** Appends bytes to the segment in memory. Returns false if they must be written to the disk. */
+  /** Adds bytes to the segment in memory. Returns false, and adds nothing, if they must go to a file instead. */
   #remember(data: Uint8Array): boolean {
     const [first] = this.#segments;
     if (first && (!first.memory || first.start + first.size !== this.#end)) return false;
@@ -256,7 +257,8 @@ export class OutputLog {
       throw error;
     }
     delete segment.memory;
-    // skip() may have moved the end of the log past this segment. The next bytes then belong to another segment.
+    // If skip() has moved the end of the log past this segment, the next bytes belong to a new segment. In this case
+    // the file is closed.
     if (segment.start + segment.size !== this.#end) await this.#closeLive();
   }
 
@@ -271,7 +273,8 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // Nothing may be awaited between open() and push(): readers assume that the open file is that of the last segment.
+    // Nothing may be awaited between open() and push(). Otherwise a reader could take the new file for the file of the
+    // segment before it.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 

@@ -34,7 +34,10 @@ export function hideArgument(flag: string): void {
   if (visible.some((word, n) => word !== words[n])) process.title = visible.join(' ');
 }
 
-/** Sets the process name in `ps` and `systemctl status`. process.title would overwrite the arguments too. */
+/**
+ * Sets the process name in `ps` and `systemctl status`. Does not use process.title, which would overwrite the
+ * arguments.
+ */
 export function nameProcess(name: string): void {
   try {
     writeFileSync('/proc/self/comm', name);
@@ -57,8 +60,8 @@ export function failure(program: string, error: unknown): { text: string; code: 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
 /**
- * Returns the first words of an error message: another process already uses the data directory. The CLI searches for
- * them in the log of a broker that it could not start. If it finds them, it knows that another broker is running.
+ * Returns the start of the error message of a program whose data directory is in use by another process. If the CLI
+ * cannot start a broker and finds this text in its log, it knows that another broker is running.
  */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;

@@ -21,7 +21,10 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   repeats?: boolean;
   /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
-  /** True if only other verbs of the program use the setting. This verb accepts it only in the file. */
+  /**
+   * True if only other verbs of the program use the setting. This verb has no flag or variable for it, but accepts it
+   * in the file.
+   */
   fileOnly?: boolean;
 }
 
@@ -94,7 +97,9 @@ export function readSettings<Table extends Record<string, Setting>>(
   return parseSettings(table, givenSettings(table, from));
 }
 
-/** Validates values that were collected before. Throws StartError for a missing or invalid value. */
+/**
+ * Validates the values of settings, such as those of givenSettings(). Throws StartError for a missing or invalid value.
+ */
 export function parseSettings<Table extends Record<string, Setting>>(
   table: Table,
   given: Record<string, unknown>,
@@ -125,8 +130,8 @@ export function givenSettings(table: Record<string, Setting>, from: Invocation):
 }
 
 /**
- * Returns the text of a TOML file for `--config`. Paths in it are absolute, because the program may run in
- * another directory.
+ * Returns settings as the text of a TOML file for `--config`. Makes relative paths absolute, because the program that
+ * reads the file may run in another directory.
  */
 export function settingsText(table: Record<string, Setting>, values: Record<string, unknown>): string {
   const isPath = (name: string): boolean => ['FILE', 'DIR'].includes(table[name]?.value ?? '');
@@ -145,7 +150,8 @@ export function helpText(program: string, purpose: string, table: Record<string,
     const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
     return `  ${forms.padEnd(30)} ${help}`;
   });
-  // The example is the variable of the first setting that takes a value, or of a switch if all settings are switches.
+  // The help names one variable as an example. It belongs to the first setting that takes a value, or to the first
+  // switch if no setting takes one.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
   const ways = `Each flag can also be set by a variable, such as ${variable(example ?? '')}, or in a TOML file; --no-FLAG turns a switch off.`;

@@ -7,8 +7,8 @@ export class Semaphore {
   #inside = 0;
 
   /**
-   * `full` gets the number of waiting calls. It returns an error to refuse one more, or undefined to let it wait. By
-   * default no call is refused.
+   * `full` decides whether a call may wait while all slots are taken. It gets the number of calls that already wait,
+   * and returns an error to refuse the new call. By default every call may wait.
    */
   constructor(atOnce: number, full: (waiting: number) => Error | undefined = () => undefined) {
     this.#atOnce = atOnce;
@@ -38,7 +38,7 @@ export class Semaphore {
 
   readonly #release = (): void => {
     const [next] = this.#waiting;
-    // The slot goes directly to the work that has waited longest. If the slot became free, newer work could take it.
+    // The slot is passed on to the work that has waited longest. If it were set free first, newer work could take it.
     if (next) next();
     else this.#inside -= 1;
   };

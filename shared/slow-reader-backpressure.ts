@@ -75,7 +75,10 @@ export interface ReaderPosition {
   readAt: number;
 }
 
-/** Makes the writer of a log wait while all readers are far behind. Readers that have stopped reading do not count. */
+/**
+ * Makes the writer of a log wait while each reader is more than `farBytes` behind the end. A reader that has not read
+ * for `stallMs` is ignored.
+ */
 export class Backpressure {
   readonly #places = new Set<ReaderPosition>();
   readonly #moved = new Wake();
@@ -112,12 +115,15 @@ export class Backpressure {
 
   /** Resolves when the writer may continue. `end` returns the offset of the end of the log. */
   async hold(end: () => number): Promise<void> {
-    // After each move the time is computed anew, because the reader that determined it may have left.
+    // Each read, and each reader that leaves, ends the wait early. Then the time is computed again.
     for (let ms = this.#holdMs(end()); ms > 0; ms = this.#holdMs(end()))
       await endsWithin(ms, this.#moved.wait());
   }
 
-  /** Milliseconds for which the writer has to wait if no reader reads meanwhile. */
+  /**
+   * Returns the milliseconds after which all readers are ignored as stalled, if none of them reads meanwhile. Returns 0
+   * if the writer need not wait.
+   */
   #holdMs(end: number): number {
     if (this.#released || this.#places.size === 0) return 0;
     let longest = 0;

@@ -48,8 +48,8 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
 };
 
 /**
- * Returns an error's message. For a system error it has the path or address, and the next step. `of`: the address that
- * was tried.
+ * Returns an error's message. For a system error, the message names the path or address, what is wrong and the next
+ * step. `of`: the address that was tried; by default it is read from the error.
  */
 export function reasonOf(error: unknown, of?: string): string {
   if (!(error instanceof Error)) return String(error);

@@ -4,8 +4,8 @@ import manifest from '../package.json' with { type: 'json' };
 export const { version } = manifest;
 
 /**
- * True if version `some` is older than `other`. Compares the three numbers of versions such as 1.2.3 or 1.2.3-rc.1. A
- * release is newer than its candidates. A text without three numbers is not older.
+ * True if version `some` is older than `other`, by the three numbers of versions such as 1.2.3. A release candidate,
+ * such as 1.2.3-rc.1, is older than its release. False if either text lacks the three numbers.
  */
 export function isOlder(some: string, other: string): boolean {
   const [a, b] = [some, other].map((text) => /^(\d+)\.(\d+)\.(\d+)(-.+)?/.exec(text));

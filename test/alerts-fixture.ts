@@ -133,7 +133,7 @@ export async function machineOf(
   return machine;
 }
 
-/** How many steps of each type an alert has, by alert id or by name of its rule. */
+/** Number of steps of each type, such as `opened`. The outer key is the id of an alert or the name of its rule. */
 export type StepCounts = Record<string, Record<string, number>>;
 
 function countSteps(found: { of: string; step: string }[]): StepCounts {

@@ -89,7 +89,7 @@ test.each(edges)(
         await one.report({ [kind]: value });
       }
     };
-    // A value that equals the limit opens no alert, and neither does a short peak.
+    // No alert is opened by a value that equals the limit, or by a higher value for less than a minute.
     await over(2 * minute, above);
     await over(20_000, above + 1);
     await over(20_000, above - 1);
@@ -227,8 +227,8 @@ test('a rule about schedules counts all earlier runs, whether or not other rules
     await client.alertRules.remove({ rule_id });
   await expect.poll(found).toEqual([[first, 'resolved']]);
   expect((await alerts())[0]?.rule_id).toBe(jobs.id);
-  // The broker does not evaluate these runs, because no rule exists. A rule that is created later must still consider
-  // them.
+  // The broker does not evaluate the following runs, because no rule exists. A rule that is created later must still
+  // consider them.
   await client.schedules.update({ schedule_id: first, command: 'true' });
   await client.schedules.update({ schedule_id: second, command: 'false' });
   for (const one of [first, second]) await run(one);

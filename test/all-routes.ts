@@ -62,7 +62,10 @@ export const everything: Named[] = allRoutes().map(({ noun, operation, route }) 
 }));
 // The WebSocket route is left out, because it needs a ticket. websocket.test.ts tests it.
 export const table = everything.filter(({ route }) => route.kind !== 'socket');
-/** The routes that need a key, in several parts, because a broker limits how many wrong keys it checks per minute. */
+/**
+ * Divides the routes that need a key into several lists. Each list is tested with a broker of its own, because a broker
+ * limits how many wrong keys it checks per minute.
+ */
 export const inParts = (parts: number): Named[][] =>
   Array.from({ length: parts }, (_, part) => keyed.filter((_one, n) => n % parts === part));
 export const keyed = table.filter(({ route }) => route.access !== 'everybody');
@@ -73,8 +76,8 @@ function schemaOf(route: Route, part: (typeof parts)[number]): Json {
 }
 
 /**
- * Returns the kind of object that a field with an id names: a machine for `destination_machine_id`. Undefined if the id
- * is not looked up. Throws for an unknown name.
+ * Returns the kind of object whose id a field contains, such as machine for `destination_machine_id`. Returns undefined
+ * for other fields, and for ids that the broker does not look up. Throws for an id of an unknown kind.
  */
 function nounAt(at: string): IdNoun | undefined {
   const field = at
@@ -287,7 +290,11 @@ async function channelDelivery(client: TestSystem['client'], channel_id: string)
   return items.find((one) => !isUntried(one))?.id ?? '';
 }
 
-/** Waits until the broker has no work left, so that every later change has a cause in the test. */
+/**
+ * Waits until the broker has attempted each webhook delivery, and runs no command except one `cat` on each machine.
+ * Every later change then has a cause in the test. Each machine has one webhook, so the number of webhooks is also the
+ * number of these commands.
+ */
 async function settled({ client }: TestSystem): Promise<void> {
   const { items: webhooks } = await client.webhooks.list();
   const busy = async (): Promise<number> => {
@@ -362,7 +369,10 @@ export async function ask(scene: Scene, route: Route, options: Ask = {}): Promis
 /** The bytes of an uploaded file. They are also an empty tar archive. */
 const fileBytes = Buffer.alloc(1024);
 
-/** Returns a body that is not JSON: the bytes of a file, or a form with these bytes. */
+/**
+ * Returns the body to send. For a route that accepts bytes or a form, the body is a file of zeros, or a form with this
+ * file, and `type` is its content type.
+ */
 function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body?: unknown; type?: string } {
   const bytes = fileBytes.toString();
   if (accepts === 'bytes') return { body: bytes, type: 'application/octet-stream' };
@@ -386,7 +396,8 @@ export function refusalIn(answer: Answer): string {
 }
 
 /**
- * Tables whose changes are ignored: they change with each call, with reports of machines, or while a broker runs.
+ * Tables that change even if every call is refused: with each call, with reports of machines, or while a broker runs.
+ * Their changes are ignored.
  */
 const byThemselves = /^(alert_marks|audit|brokers|key_|machine_facts|metrics|announced|sqlite_)/;
 

@@ -125,7 +125,7 @@ interface Rule {
   name: string;
   reason: string;
   find: (files: SourceFile[]) => string[];
-  /** Made-up projects that break the rule, and one (`keeps`) that follows it. */
+  /** Made-up projects: each in `breaks` breaks the rule, and `keeps` follows it. */
   breaks: Sources[];
   keeps: Sources;
 }

@@ -211,7 +211,10 @@ test('a declared change and its row are one commit', async () => {
   );
 });
 
-/** Starts a broker and counts the write transactions of its history, and those that add an audit record. */
+/**
+ * Starts a broker and counts the write transactions of its history (`writes`), and those of them that append an entry,
+ * such as an audit record (`appending`).
+ */
 async function counting() {
   const count = { writes: 0, appending: 0 };
   const system = await startFarhand({
@@ -321,7 +324,8 @@ test('an entry is found by its id among others, also an entry of version 0.1.0, 
   for (const { id } of all) expect(await rows(system, { id })).toEqual(all.filter((one) => one.id === id));
   for (const id of ['aud_none', 'aud_0000000000000000000000', '_', 'é'])
     expect(await rows(system, { id })).toEqual([]);
-  // Version 0.1.0 made random ids. A time that is read from a random id can be in the future, long ago or now.
+  // Version 0.1.0 made random ids. The search must find such an id, even if it looks like an id with a time in the
+  // future, long ago or now.
   const randomIds = ['aud_zzzzzzzzzzzzzzzzzzzzzz', 'aud_0000zzzzzzzzzzzzzzzzzz', newTimedId('audit', now())];
   for (const old of randomIds) {
     await stores[0]?.history.write((transaction) =>

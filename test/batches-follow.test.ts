@@ -23,7 +23,8 @@ test('a key follows at most 100 batches at once, and other keys are not affected
   });
   const { key } = await system.keyed(['commands:read']);
   const path = `${system.url}/api/v1/batches/${batch_id}/stream`;
-  // The result refers to the response, because fetch closes the stream of a response that is garbage-collected.
+  // The result includes the response. Otherwise the response could be garbage-collected, and fetch would then close its
+  // stream.
   const open = async (as: string): Promise<{ status: number; response: Response; close: () => void }> => {
     const ending = new AbortController();
     onTestFinished(() => ending.abort());

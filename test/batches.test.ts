@@ -187,7 +187,8 @@ test('at most `concurrency` members run at once, and all of them run in the end'
   expect(status).toBe('running');
   let done = 0;
   while (done < 7) {
-    // All commands with a slot have started. A command beyond the limit would have started with them.
+    // Waits until the commands with a slot have started. A command beyond the limit would have started too, and be
+    // counted.
     const running = Math.min(3, 7 - done);
     await soon(() => marks.ran()).toBe(done + running);
     await soon(async () => (await get(id)).counts.running).toBe(running);
@@ -382,8 +383,7 @@ test('a batch of many machines is answered in many turns, so that other requests
   const { id } = await system.client.batches.create(many);
   const headers = { authorization: `Bearer ${system.key}` };
   const shares: number[] = [];
-  // Only the best of several requests counts, because another program or a garbage collection can make a single turn
-  // take longer.
+  // Another program or a garbage collection can make a single turn longer. So only the best of five requests counts.
   for (let round = 0; round < 5; round += 1) {
     const begun = performance.now();
     let [last, longest, hasEnded] = [begun, 0, false];
@@ -400,7 +400,7 @@ test('a batch of many machines is answered in many turns, so that other requests
     expect(statusCode).toBe(200);
     shares.push(longest / (performance.now() - begun));
   }
-  // A single turn of the event loop that reads or serializes all commands would take about half of the request's time.
+  // If one turn of the event loop read or serialized all commands, it would take about half of the request's time.
   expect(Math.min(...shares)).toBeLessThan(1 / 4);
 });
 
@@ -427,8 +427,8 @@ test('a batch that was stored only in part before a crash is removed at the next
     await system.client.batches.create(many),
   ];
   await system.broker.close();
-  // The broker stores the spec with the last part of a batch, and deletes it after the batch has ended. So a batch
-  // that has not ended and has no spec is incomplete.
+  // The broker stores a large batch in parts, and the spec with the last part. It deletes the spec after the batch has
+  // ended. So a batch without a spec is incomplete if it has not ended.
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   database.prepare('UPDATE batches SET spec = NULL WHERE id IN (?, ?)').run(part.id, begun.id);
   const [first] = begun.results;
@@ -582,7 +582,8 @@ test('a machine that repeatedly reports a false start gets no second slot for it
   const report = reporting(liar, (await nextCall(liar, 'StartProcess')).call_id);
   for (let n = 0; n < 3; n += 1) report.unknown();
   report.end();
-  // The broker sends the start again. Meanwhile it starts no other command of the batch.
+  // The broker sends the start to the same machine again. Until that start is answered, no other command of the batch
+  // starts.
   const again = await nextCall(liar, 'StartProcess');
   const first = honest.map((agent) => agent.next('call'));
   const early = Promise.race(first.map((call) => call.then(() => 'early')));

@@ -3,12 +3,12 @@ import { onTestFinished } from 'vitest';
 
 type Close = () => unknown;
 
-/** While a shared resource is being created, the functions that will close it; otherwise undefined. */
+/** Functions that will close the shared resource that is being created; undefined while none is being created. */
 let ofFile: Close[] | undefined;
 
 /**
- * Calls `close` at the end of the test; or after the last test of the file, if a shared resource is being created now.
- * The function added last is called first.
+ * Calls `close` at the end of the test. While a shared resource is being created, `close` belongs to this resource, and
+ * is called after the last test of the file. The function added last is called first.
  */
 export function atEnd(close: Close): void {
   if (ofFile) ofFile.push(close);
@@ -19,8 +19,9 @@ export function atEnd(close: Close): void {
 const ofAllShared: Close[] = [];
 
 /**
- * Creates a resource when the first test of a file needs it, for all tests of that file. Tests must leave it as they
- * found it. A module that several test files import may call this function: each file gets its own resource.
+ * Returns a function that resolves with a resource, for all tests of a file. Its first call creates the resource. Tests
+ * must leave the resource as they found it. A module that several test files import may call shared(): each file gets
+ * its own resource.
  */
 export function shared<T>(make: () => Promise<T>): () => Promise<T> {
   let made: Promise<T> | undefined;

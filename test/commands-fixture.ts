@@ -64,7 +64,10 @@ export function commandsOn(system: TestSystem, machine_id: string) {
   };
 }
 
-/** Returns the unread response of GET output or GET stream. */
+/**
+ * Requests the output of a command, or its events if `what` is "stream". Resolves with the response before its body is
+ * read.
+ */
 export function output(
   { url, key }: Pick<TestSystem, 'url' | 'key'>,
   id: string,
@@ -101,7 +104,10 @@ export function nothingReceived(): Received {
   return { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), gaps: [], events: [], at: '', exit: false };
 }
 
-/** Adds an event to the received ones. Throws if a byte was sent twice, or is missing without a gap event. */
+/**
+ * Adds an event to the received ones. Throws if the event repeats bytes of the output, or leaves out bytes without an
+ * event `gap`.
+ */
 function hear(received: Received, event: StreamEvent): void {
   received.events.push(event);
   received.at = event.id ?? '';
@@ -145,7 +151,10 @@ export function leapingClock(options?: { still?: boolean }): LeapingClock {
   return startLeapingClock(options);
 }
 
-/** Resolves with the next call that a scripted agent gets, except ForgetProcesses. Throws if it is not of `method`. */
+/**
+ * Resolves with the next call to a scripted agent, and skips calls of ForgetProcesses. Throws if the call is not of
+ * `method`.
+ */
 export async function nextCall(
   agent: ScriptedAgent,
   method: 'StartProcess' | 'FollowProcess' | 'KillProcess',

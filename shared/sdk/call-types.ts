@@ -7,7 +7,10 @@ import type { Terminal, TerminalSettings } from './terminal.ts';
 
 export interface CallSettings {
   signal?: AbortSignal;
-  /** Key for a safe repeat: a call with the same key within 24 h gets the answer of the first call. */
+  /**
+   * Key that makes a repeat of the call safe. The broker does not execute a second call with the same key within 24 h,
+   * but repeats its answer to the first call.
+   */
   idempotencyKey?: string;
   /**
    * Reports changes of the connection, for event streams that reconnect after a loss. Called with false when the

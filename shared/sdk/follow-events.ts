@@ -9,7 +9,10 @@ import { isTransient } from './send.ts';
 export interface FollowOptions {
   url: string;
   signal: AbortSignal | undefined;
-  /** Requests the events after the id `after`. If `after` is undefined, repeats the caller's own request. */
+  /**
+   * Requests the events after the event with the id `after`. If `after` is undefined, repeats the request of the
+   * caller.
+   */
   connect(after: string | undefined): Promise<Response>;
   /** True to reconnect after a lost connection, until the signal fires or the reader stops. */
   resumes: boolean;
@@ -20,7 +23,10 @@ export interface FollowOptions {
 
 /** Milliseconds without data after which a connection counts as lost. The broker sends a comment every 15 s. */
 const silenceMs = 45_000;
-/** Milliseconds after which an open connection counts as a success. The next pause before a reconnect is then short. */
+/**
+ * A connection that was open for more milliseconds than this counts as a success. The next delay before a reconnect is
+ * then short.
+ */
 const settledMs = 5_000;
 
 /** Yields the events of a response, and of the responses after each reconnect. */
@@ -31,7 +37,7 @@ export async function* follow(
   const { signal, resumes, last } = options;
   const pause = backoff();
   let openedAt = monotonic();
-  // The header has the id with which to resume if the connection breaks before the first event.
+  // If the connection breaks before the first event, the stream resumes after the event whose id is in this header.
   let at = first.headers.get('x-last-event-id') ?? undefined;
   for (let response: Response | undefined = first; ; response = await reconnect(at, options)) {
     let failure: unknown;
@@ -47,10 +53,11 @@ export async function* follow(
     }
     signal?.throwIfAborted();
     if (!resumes && failure !== undefined) throw noAnswer(options.url, failure);
-    // For a stream that resumes, a response that ends without the event `last` counts as a lost connection.
+    // A stream that resumes is complete only after the event `last`. Here the response has ended without it, so the
+    // connection counts as lost.
     if (!resumes) return;
     options.onConnection?.(false);
-    // A connection that was open for a while counts as a success, even if no event came.
+    // A connection that was open for more than `settledMs` counts as a success, even if no event came.
     if (monotonic() - openedAt > settledMs) pause.reset();
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();

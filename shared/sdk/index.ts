@@ -148,7 +148,7 @@ function events(to: Connection, route: Route) {
         resumes: to.retries > 0 && 'last_event_id' in route.headers,
         last: route.lastEvent,
         onConnection,
-        // No retries here, because follow() itself repeats a failed attempt to reconnect.
+        // send() does not retry this request, because follow() itself tries again after a failure.
         connect: (after) =>
           open({ ...to, retries: 0 }, after === undefined ? input : { ...input, last_event_id: after }),
       };

@@ -45,8 +45,8 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
 /** Maximum number of items that the broker returns in one page. */
 const pageSize = 100;
 /**
- * Number of yielded items whose ids are remembered, so that the same item is not yielded again. If more items than this
- * are created between two requests, some items are yielded twice.
+ * Number of yielded items whose ids are remembered, so that an item on two pages is yielded once. If more items than
+ * this are created between two requests, some items are yielded twice.
  */
 const remembered = 10_000;
 
@@ -60,15 +60,16 @@ export async function* allItems(
     const { items, total, has_more } = await page({ limit, offset });
     const deleted = known - total;
     known = total;
-    // Each deletion moves the later items one place towards the start of the list. The offset goes back by as many
-    // places, so that no item is skipped.
+    // Items were deleted since the previous request, and all items after them have moved towards the start of the list.
+    // The page is requested again at an offset that is smaller by the number of deletions. So no item is skipped.
     if (deleted > 0 && offset > first) {
       offset = Math.max(first, offset - deleted);
       continue;
     }
     for (const item of items) {
       const id = propertyOf(item, 'id');
-      // A new item shifts later items to the next page, where they appear again.
+      // A new item moves the items after it towards the end of the list. So an item of the previous page may be on this
+      // page too.
       if (id !== undefined && seen.has(id)) continue;
       seen.add(id);
       if (seen.size > remembered) seen.delete(seen.values().next().value);

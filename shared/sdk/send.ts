@@ -3,7 +3,10 @@ import { sleep } from '../clock.ts';
 import { FarhandError, failureOf, noAnswer, reasonOf } from './error.ts';
 import type { Connection, Prepared } from './request.ts';
 
-/** Ceilings of the random delay before a retry, in milliseconds. The ceiling doubles with each retry. */
+/**
+ * Upper limit of the random delay before a retry, in milliseconds. It is `firstCeiling` for the first retry, and
+ * doubles with each further retry, up to `lastCeiling`.
+ */
 const firstCeiling = 500;
 const lastCeiling = 8_000;
 /** Longest Retry-After in milliseconds for which the client waits. The call rejects if it is longer. */
@@ -68,8 +71,8 @@ async function orNoAnswer<T>(
 function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
-  // `unavailable` means that the request had no effect, as far as the broker knows. To be safe, a POST without an
-  // idempotency key is not repeated.
+  // With `unavailable`, the broker reports that the request had no effect, as far as it knows. If it did have an
+  // effect, a repeated POST without an idempotency key would have it twice. So such a POST is not repeated.
   if (error.code === 'unavailable') return route.method !== 'POST' || idempotent;
   // A conflict `under_way` means that the broker still executes the first attempt.
   if (error.code === 'conflict') return idempotent && error.details.under_way === true;

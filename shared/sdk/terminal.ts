@@ -7,8 +7,11 @@ import { parsed, propertyOf } from './error.ts';
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 
 /**
- * Why this client is no longer attached. `ended`: the session is over. Otherwise the session goes on, and a new attach
- * with the terminal's `offset` continues at the same byte. `lost`: the connection broke; `message` says why.
+ * Why this client is no longer attached.
+ * - `ended`: the session is over
+ * - `lost`: the connection broke, and `message` says why
+ * In all cases except `ended`, the session goes on. A new attach with the `offset` of this terminal continues the
+ * output at the next byte.
  */
 export type Ending = ({ why: 'ended' } & End) | { why: ClosedBy } | { why: 'lost'; message: string };
 
@@ -46,14 +49,20 @@ export interface Terminal {
   detach(): void;
 }
 
-/** Maximum bytes of unread output. Above this, the client disconnects. Only brokers of version 0.1.0 send that many. */
+/**
+ * Maximum bytes of unread output. Above this, the client disconnects. Only a broker of version 0.1.0 sends so much,
+ * because it accepts no acknowledgements.
+ */
 const maxUnreadOutput = 16 * 1024 * 1024;
 /** Bytes of unsent input above which write() waits. */
 const maxUnsentInput = 1024 * 1024;
 const pollMs = 10;
 /** Bytes of input per message, well below the broker's limit. */
 const messageBytes = 64 * 1024;
-/** Number of times that a client reports its position to the broker while it reads one window of output. */
+/**
+ * Number of acknowledgements that a client sends for each window of output. A window is the number of bytes that the
+ * broker sends without an acknowledgement.
+ */
 const reportsPerWindow = 8;
 
 /**
@@ -202,7 +211,7 @@ class OutputBuffer {
     this.#stream = new ReadableStream({ start }, limit);
   }
 
-  /** The bytes that are added next begin at this offset in the session's output. */
+  /** Sets the offset, in the session's output, at which the next bytes of add() begin. */
   startAt(offset: number): void {
     this.#next = offset;
     if (this.#controller?.desiredSize === maxUnreadOutput) this.offset = offset;
@@ -221,8 +230,8 @@ class OutputBuffer {
   }
 
   /**
-   * Sends the current offset now. Later sends the new offset each time the reader has processed at least `stepBytes`
-   * more bytes.
+   * Sends the current offset now. Sends it again each time the reader has processed at least `stepBytes` bytes since
+   * the last sent offset.
    */
   report(stepBytes: number, send: (offset: number) => void): void {
     let sent = this.offset;

@@ -112,8 +112,8 @@ export async function lastLines(name: string, count: number): Promise<string[]> 
 }
 
 /**
- * Returns the last 10 lines that a service has logged since the time `since` (ms since 1970). If the first error line
- * since then is not among them, it comes first, followed by a line `…`.
+ * Returns the last 10 lines that a service has logged since the time `since` (ms since 1970). If its first error since
+ * then is an earlier line, this line comes first, followed by a line `…`.
  */
 export async function complaints(name: string, since: number): Promise<string[]> {
   const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;

@@ -24,7 +24,10 @@ export interface Service {
   name: string;
   /** Home directory of the service's own account; absent if the account needs none. */
   home?: string;
-  /** Units that run as root beside the service: NAME.path starts NAME.service. Both use `directory`. */
+  /**
+   * A program that runs as root beside the service, when it is needed. The unit NAME.path waits for files in
+   * `directory`, and then starts NAME.service, which runs the program.
+   */
   helper?: { name: string; directory: string };
   /** True if the running service works, for example if an agent is linked. The installation waits for this. */
   settled(state: State): boolean;
@@ -92,8 +95,8 @@ export async function install(service: Service, installation: Installation): Pro
     unitsOf(service),
     installation.secret?.file ?? [],
   ].flat();
-  // All files are read before any is changed. A file that the account has replaced by a FIFO or link fails here, before
-  // any change.
+  // All files are read before the first change. If the account has replaced a file by a FIFO or link, the installation
+  // fails here and has changed nothing.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
   );
@@ -132,8 +135,8 @@ async function putFiles(
   const directory = lstatSync(dataOf(service), { throwIfNoEntry: false });
   if (!directory) undo.push(() => must('rm', ['-rf', '--', dataOf(service)]));
   undo.push(() => restore(service.name, before.active));
-  // When systemd first starts the service, it makes the service's account the owner of the directory. This step
-  // restores the old owner, because the undo may remove that account.
+  // systemd makes the service's account the owner of the directory when it first starts the service. The undo may
+  // remove this account, so this step gives the directory back to its old owner.
   if (directory) undo.push(() => takeOver(service.name, dataOf(service), directory));
   await takeOver(service.name, dataOf(service), account);
   const put: Put = async (file, content) => {
@@ -204,8 +207,8 @@ async function rollBack(undo: Undo): Promise<string[]> {
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 /**
- * Throws if the unit hides a file of the command, for example by ProtectHome. Without this check, only the systemd
- * journal would say why the service fails.
+ * Throws if the service could not read a file of its command line, because the unit hides the directory (for example by
+ * ProtectHome). Without this check, only the systemd journal would say why the service fails.
  */
 async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   for (const word of command.filter((one) => one.startsWith('/'))) {
@@ -334,7 +337,10 @@ async function findAccount(name: string): Promise<Account | undefined> {
   return code === 0 && found ? { uid: Number(uid), gid: Number(gid) } : undefined;
 }
 
-/** If another user except root owns a data directory, stops the service and makes this account the owner. */
+/**
+ * Makes `uid` and `gid` the owner of a data directory that belongs to another user, and stops the service first. Does
+ * nothing if the directory is missing or belongs to root.
+ */
 async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
   if (owner === undefined || owner === uid || owner === 0) return;

@@ -87,7 +87,7 @@ const statusSettings = {
 };
 
 /**
- * Returns the verb `status` of a service. `more`: returns further fields of the JSON output. `otherWay`: what to do
+ * Returns the verb `status` of a service. `more` returns further fields of the JSON output. `otherWay` says what to do
  * instead on a machine without systemd.
  */
 export function statusCommand(

@@ -97,8 +97,8 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
 }
 
 /**
- * Returns a value as exactly `digits` octal digits. If the value is too large for them, returns the largest number that
- * fits. A pax record then holds the true value.
+ * Returns a value as exactly `digits` octal digits. For a value that is too large, returns the largest number that
+ * fits. In this case encodeHeader() puts the true value into the pax header.
  */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)
@@ -147,7 +147,10 @@ function text(block: Buffer, at: number, length: number): Bytes {
   return block.toString('latin1', at, end === -1 ? at + length : Math.min(end, at + length));
 }
 
-/** Reads octal digits, or base 256 if the first bit is set (GNU); undefined if the field is neither. */
+/**
+ * Reads a number from a header field: binary if the first bit of the field is set (an extension of GNU tar), otherwise
+ * octal digits. Returns undefined if the field contains anything else.
+ */
 function number(block: Buffer, at: number, length: number): number | undefined {
   if ((block[at] ?? 0) & 0x80)
     return Number(BigInt.asIntN(8 * length - 1, BigInt(`0x${block.toString('hex', at, at + length)}`)));
@@ -159,7 +162,10 @@ function number(block: Buffer, at: number, length: number): number | undefined {
 export const kindOf = (flag: string): TarKind | undefined =>
   (['file', 'link', 'symlink', 'directory'] as const).find((kind) => flags[kind] === flag);
 
-/** decodePax() shortens every key that starts with "GNU.sparse." to this key, which marks an entry as a sparse file. */
+/**
+ * The key under which decodePax() stores each record whose key starts with "GNU.sparse.". Such a record marks a sparse
+ * file.
+ */
 export const sparseRecord = 'GNU.sparse';
 /** Keys of the records that are used. decodePax() drops all others, which could fill the memory. */
 const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime', sparseRecord]);

@@ -21,7 +21,7 @@ import {
  * extended attributes, which readTar() ignores.
  */
 const longestExtension = 1024 * 1024;
-/** Maximum number of headers in a row that only describe the next entry. */
+/** Maximum number of extended headers (such as pax headers) before the plain header of an entry. */
 const mostExtensions = 8;
 const inflatedBytes = 256 * 1024;
 
@@ -93,7 +93,8 @@ async function longName(source: Source, block: TarBlock): Promise<Bytes> {
 }
 
 function headerOf(block: TarBlock, records: Map<string, Bytes>): TarContent {
-  // A record with an empty value cancels an earlier record with the same key.
+  // The name of the plain header applies if there is no record, or if the value of the record is empty. With an empty
+  // value, an archive cancels an earlier record.
   const name = records.get('path') || block.name;
   const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kindOf(block.flag);
   if (!kind || records.has(sparseRecord))
@@ -177,7 +178,7 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     start = Buffer.concat([start, next.value]);
   }
   // gunzip may finish before its input ends. pipeline() then calls return() on the input, which would close `iterator`.
-  // `rest` has no return(), so `iterator` stays open, and the loop at the end can drop the remaining input.
+  // `rest` has no return(), so `iterator` stays open. The last line can then read and drop the remaining input.
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;

@@ -35,8 +35,8 @@ export function assertTarget(path: Bytes, target: Bytes): void {
 }
 
 /**
- * Throws if a symlink could lead outside the directory. Its target may have ".." only at the start. After a name, ".."
- * could lead anywhere, because that name may itself be a symlink.
+ * Throws if a symlink could lead outside the directory. Its target may have ".." only at the start. In "a/..", the name
+ * "a" may itself be a symlink, so ".." could lead anywhere.
  */
 export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);

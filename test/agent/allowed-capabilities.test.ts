@@ -52,7 +52,7 @@ describe('every rpc', () => {
     const locked = all
       .filter(([, any]) => any.every((each) => each === one))
       .map(([method]) => [method, one]);
-    // GetInventory runs apt for seconds. So it is called only in the case in which the agent refuses it.
+    // An allowed GetInventory runs apt for seconds. So the test calls it only where the agent refuses it.
     const asked = all.filter(([method]) => one === 'inventory' || method !== 'GetInventory');
     expect(await refusedBy(broker, asked)).toEqual(locked);
   });

@@ -75,7 +75,7 @@ interface WriteOptions extends Partial<Omit<WriteArchiveOpen__Output, 'path'>> {
   chunk?: number;
   signal?: AbortSignal;
   before?: () => void;
-  /** Sent instead of the commit and the end of the request. */
+  /** Messages that the upload sends last, in place of the commit. */
   ending?: () => AsyncGenerator<WriteArchiveRequest__Output>;
 }
 
@@ -421,8 +421,8 @@ describe('writeArchive', () => {
     try {
       await once(child.stdout, 'data');
       const started = performance.now();
-      // Uploads for at least 2 s, and for up to 20 s until an entry has met the symlink. Without such an entry the test
-      // would prove nothing.
+      // Repeats the upload for at least 2 s, and for up to 20 s if no entry has met the symlink before. Without such an
+      // entry the test would prove nothing.
       const enough = (): boolean =>
         performance.now() - started > (codes.has('not_a_directory') ? 2_000 : 20_000);
       while (!enough()) {

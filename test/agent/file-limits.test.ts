@@ -199,7 +199,8 @@ describe('watches', () => {
       value: { changes: [], path: Buffer.from(path('dir')) },
     });
     await two.iterator.next();
-    // The first two watches use the whole quota: each has two directories, at 15 units, and nine names, at one unit.
+    // The first two watches use the whole quota of 78 units. Each of them watches two directories (15 units each) and
+    // nine names (1 unit each).
     const third = begin();
     await expect(third.iterator.next()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     await two.end();

@@ -385,7 +385,8 @@ describe('confinement', () => {
     ]);
     expect(tree(outside)).toEqual(['bait', 'secret']);
     expect(readFileSync(join(outside, 'secret'), 'utf8')).toBe('outside');
-    // Each operation met the directory and also the symlink. Only errors that the swap can cause occurred.
+    // Each kind of operation met the real directory at least once, and the symlink at least once. No operation failed
+    // with an error that the swap cannot cause.
     for (const operation of ['read', 'list', 'write']) {
       expect(codes.get(`${operation} done`)).toBeGreaterThan(0);
       expect(codes.get(`${operation} permission_denied`)).toBeGreaterThan(0);
@@ -1013,8 +1014,8 @@ describe('writing', () => {
     const left = Buffer.from(path('disk/.farhand-left')).toString('base64url');
     writeFileSync(join(data, 'temporary.journal'), `+${left}\n`);
     const start = () => createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
-    // A symlink replaces the parent directory. A start must not follow the symlink, so the first start cannot remove
-    // the file.
+    // A symlink replaces the parent directory, and a starting agent must not follow it. So the first start below cannot
+    // remove the file.
     renameSync(path('disk'), path('away'));
     symlinkSync('away', path('disk'));
     await start();
@@ -1054,8 +1055,8 @@ describe('writing', () => {
       mkdirSync(data);
       disk.mountTmpfs(data, '64k');
       const lineOf = (name: string): string => `+${Buffer.from(name).toString('base64url')}`;
-      // The agent cannot remove a file with so long a name, so this line stays in the journal. After it, the first page
-      // of the journal has 20 free bytes.
+      // The name of this file is too long for the agent to remove the file, so the line stays in the journal. It fills
+      // the journal's first page of 4,096 bytes except for 20 bytes.
       writeFileSync(journal, `${lineOf(`/${'x'.repeat(3_040)}/.farhand-left`)}\n`);
       const own = await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
       expect(() => writeFileSync(join(data, 'fill'), Buffer.alloc(1_000_000))).toThrow('ENOSPC');

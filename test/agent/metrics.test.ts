@@ -106,7 +106,7 @@ test('a file system that hangs is left out after a second, and is not queried ag
   };
   const metrics = new MetricsReader(machine({ proc, statfs }));
   const first = metrics.report();
-  // A second report at the same time does not query the hung disk again, but waits for the first query.
+  // A second report at the same time waits for the first query of the hung disk, and starts no other.
   const second = metrics.report();
   await settle();
   clock.pass(999);
@@ -153,7 +153,7 @@ test('a disk that hangs delays one report only', async () => {
   await settle();
   clock.pass(1_000);
   expect(mountsOf(await first)).toEqual(['/']);
-  // The clock does not move, so this report must not wait for a timer.
+  // The clock stands still, so a report that waited for a timer would never end.
   expect(mountsOf(await metrics.report())).toEqual(['/']);
 });
 

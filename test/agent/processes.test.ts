@@ -217,7 +217,8 @@ test('a start expires if its link is lost before the journal has the start; anot
   const after = await hear(follow(id));
   expect(after.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' }]);
   expect(await exists(join(home, 'ran'))).toBe(false);
-  // The broker is certain that the command did not run. A second request with the id then runs it once.
+  // After the answer `dropped`, the broker knows that the command did not run. It may send a second request with the
+  // same id, which runs the command once.
   const again = await hear(start('echo ran >> ran', id));
   expect(again.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED' }]);
   expect((await hear(start('echo ran >> ran', id))).exits).toEqual(again.exits);
@@ -317,8 +318,8 @@ test('an entry that could not be written is not part of a later write for anothe
 });
 
 /**
- * Creates the files of an agent of version 0.1.0 that was killed while the command cmd_ran was running. The id of this
- * command is only in promises-0, a file of the agent's spawner.
+ * Creates the files that an agent of version 0.1.0 leaves if it is killed while the command cmd_ran is running. The id
+ * of this command is not in the journal, but only in promises-0, a file of the agent's spawner.
  */
 async function leave010(directory: string): Promise<void> {
   await mkdir(directory, { recursive: true });
@@ -332,8 +333,8 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
   const directory = join(home, 'agent');
   await leave010(directory);
   expect(await readFile(join(directory, 'journal'), 'utf8')).not.toContain('cmd_ran');
-  // The files are old: with the usual limit of a day, the agent would forget these ids and run a command with such an
-  // id again.
+  // The ids in the files are older than a day. With the usual limit of a day, the agent would forget them, and run a
+  // command with such an id again.
   const limits = { seenMs: Number.MAX_SAFE_INTEGER };
   for (let round = 0; round < 2; round++) {
     await open(limits);
@@ -1118,8 +1119,8 @@ async function cgroupOf(pid: number | 'self'): Promise<string> {
 }
 
 /**
- * Makes a cgroup below that of this test, for an agent of the user nobody, like a unit with Delegate=yes. Undefined if
- * there is no writable cgroup v2.
+ * Makes a cgroup inside the cgroup of this test. The test gives it to an agent of the user nobody, as a unit with
+ * Delegate=yes does. Returns undefined if there is no writable cgroup v2.
  */
 async function delegated(): Promise<string | undefined> {
   const directory = join(await cgroupOf('self'), newId('call'));
@@ -1140,7 +1141,8 @@ test.runIf(asRoot)(
       const setpriv = join(home, 'setpriv');
       await copyFile('/usr/bin/setpriv', setpriv);
       await chmod(setpriv, 0o4755);
-      // Like sudo, this makes the real, effective and saved user root. Then the user nobody cannot signal the process.
+      // Like sudo, sets the real, effective and saved user of the process to root. The agent runs as the user nobody,
+      // who cannot signal such a process.
       const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
       const script = await writeAgentProgram(
         home,
@@ -1196,7 +1198,8 @@ testInCgroups('processes that a daemon of an earlier command may have started ar
   // A daemon that starts a worker once the file `go` exists. A later command creates that file.
   const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
   await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
-  // The kernel counts start times in hundredths of a second. The pause separates the daemon from the next command.
+  // The kernel counts start times in hundredths of a second. The pause lets the daemon and the next command start at
+  // different times.
   await run('sleep 0.1');
   const id = newId('command');
   const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;

@@ -204,7 +204,8 @@ describe('searchFiles', () => {
 
   test('a line of many megabytes is reported once, with a kilobyte around the hit, wherever the hit is', async () => {
     const filler = (length: number): string => 'x'.repeat(length);
-    // The second line contains the text across two chunks, and the third line at its very end.
+    // The second line contains a hit across the border of two chunks (64 KiB). The only hit of the third line is at its
+    // very end.
     writeFileSync(path('a'), `one\n${filler(64 * 1024 - 8)}needle${filler(3_000_000)}needle\n`);
     appendFileSync(path('a'), `${filler(5_000_000)}needle\nneedle\n`);
     const { matches: found } = await search({ content: 'needle' });

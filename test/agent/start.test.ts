@@ -70,7 +70,7 @@ test('a removed machine joins again with a new token, but not with the one that 
   const second = await system.agent({ dataDir });
   expect(second.machineId).not.toBe(machineId);
   expect(readFileSync(join(dataDir, 'activity.log'), 'utf8').startsWith(log)).toBe(true);
-  // A machine that was not removed keeps its identity, whichever token it starts with.
+  // A machine that was not removed keeps its identity, even if it starts with another token.
   await second.close();
   expect((await system.agent({ dataDir })).machineId).toBe(second.machineId);
   expect(existsSync(join(dataDir, 'lock.db'))).toBe(true);

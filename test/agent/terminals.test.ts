@@ -459,8 +459,8 @@ test('output waits for a client with a lost link, but only for a limited time af
   viewer.lose();
   keeper.leave();
   await viewer.ended.catch(() => {});
-  // The broker is away for longer than `heldMs`. This time does not count, so the output must still wait for the
-  // client.
+  // The broker is away for longer than `heldMs`. The time limit begins only when the broker is back, so until then the
+  // output must wait for the client.
   await new Promise((resolve) => setTimeout(resolve, 400));
   await expect(readFile(join(bench.home, 'done'))).rejects.toThrow();
   bench.keep(id);
@@ -487,7 +487,7 @@ test('each echo has the count of received input, and the count continues after a
   await first.ended.catch(() => {});
   const second = bench.attach(id, { client: 'c', offset: first.position() });
   await waitFor(() => expect(second.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
-  // The third client attaches before the agent notices that the second one lost its link.
+  // The client attaches again while its second attach is still open, as if the agent had not yet noticed a lost link.
   const third = bench.attach(id, { client: 'c', offset: first.position() });
   await waitFor(() => expect(third.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
   third.leave();

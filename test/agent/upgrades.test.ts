@@ -227,7 +227,7 @@ test('packages of a new key are accepted by the signature of the old one, over s
     stopping.abort();
     expect((await staged).answers).toEqual(['staged', 'switching']);
   }
-  // The old key is no longer trusted after the change.
+  // A machine that trusts the third key refuses a package that the first key signed.
   const old = await stage(
     upgradesOf(machine(third.pem)),
     packageMessages(firstMessageFor(owner.sign(bytes))),
@@ -262,7 +262,8 @@ describe('root’s unit', () => {
     expect(await copied(directory)).toBe('copied');
     expect(readFileSync(upgradePaths(directory).copy)).toEqual(bytes);
     expect(existsSync(upgradePaths(directory).request)).toBe(false);
-    // The first run did not finish. A second run finds the request of the first, and reports an interrupted upgrade.
+    // The first run took the request, but did not finish. The second run finds the request that the first one took, and
+    // reports an interrupted upgrade.
     expect(await takeRequest(directory)).toMatchObject({ interrupted: true });
   });
 
@@ -352,7 +353,8 @@ test('trust-key accepts only an Ed25519 public key, and names the key that it re
 
 describe('after a rollback', () => {
   /**
-   * Puts a fake `systemctl` on the PATH. It reports that the service runs `version`; after a restart, `afterRestart`.
+   * Puts a fake `systemctl` on the PATH. It reports that the service runs version `version`, and after a restart
+   * version `afterRestart`.
    */
   function serviceOf(version: string, afterRestart = version) {
     const folder = temporaryFolder('systemctl');

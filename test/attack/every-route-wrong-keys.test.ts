@@ -163,7 +163,8 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
       .filter(({ noun }) => onMachine[noun])
       .flatMap(({ at, noun }) =>
         limits.flatMap((by) => {
-          // `access` is a scope here: a route that every key may use has no id of a machine in its request.
+          // Each route with the id of a machine, or of an object on a machine, requires a scope. So `access` is a scope
+          // here.
           const params = { key: keyOf(route.access, by), ids: here };
           const refused = { route, expected: '403 forbidden' };
           const foreign = { swap: { at, id: there[noun] } };
@@ -181,7 +182,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
                     params: { ...params, ...foreign, body: malformed },
                   },
                 ]),
-            // The answer for a machine beyond the key's limit is the same whether the machine exists or not.
+            // The answer must not reveal whether a machine beyond the key's limit exists.
             ...(noun === 'machine'
               ? [
                   {
@@ -534,7 +535,10 @@ test('with the right key the same calls begin', async () => {
 
 // ---- The services for agents
 
-/** For each method of the link, messages of a client that is not an agent, with the expected refusals. */
+/**
+ * For each method of the service for agents: messages of a client that is not an agent, each with the answer that it
+ * must get.
+ */
 async function linkMessages({ system, there }: Scene): Promise<Record<string, [object, string][]>> {
   const used = await system.joinToken();
   await system.agent({ name: 'joined', joinToken: used });

@@ -41,7 +41,10 @@ const part = (name: string, value: string, charset: BufferEncoding = 'utf8') =>
   Buffer.from(`--XX\r\nContent-Disposition: form-data; name="${name}"\r\n\r\n${value}\r\n`, charset);
 const formType = 'Content-Type: multipart/form-data; boundary=XX';
 
-/** Sends a form with fields after its file. They are sent only when the machine has begun to write the file. */
+/**
+ * Uploads a form whose fields `late` come after the file. Sends these fields only when the machine has begun to write
+ * the file.
+ */
 async function lateForm(
   system: TestSystem,
   files: string,
@@ -163,8 +166,8 @@ test('create_parents after the file is refused, never ignored', async () => {
 });
 
 test('a path_encoding after the file is refused, never ignored', async () => {
-  // Until the path_encoding arrives, this path is relative to the home. The upload begins there, so the test sets the
-  // home.
+  // The path is base64. Until path_encoding arrives, the broker takes this text for a path relative to the home
+  // directory, and the upload begins there. So the test sets the home directory.
   const home = temporaryFolder('home');
   vi.stubEnv('HOME', home);
   onTestFinished(() => void vi.unstubAllEnvs());

@@ -253,7 +253,7 @@ test('a simple POST of a page of another origin has no effect', async () => {
 
 const enrolPath = '/farhand.link.v1.Link/Enroll';
 
-/** A system with a machine. `standing` expects that requests are still answered. */
+/** Starts a system with a machine. `standing` checks that the broker still answers requests. */
 async function besieged(tuning: Tuning = {}) {
   const system = await startFarhand({ tuning });
   const { machineId: machine_id } = await system.agent();
@@ -341,8 +341,8 @@ test('a connection without a key may make 32 calls, and the 33rd ends it; with a
     session.once('remoteSettings', resolve),
   );
   expect(settings.maxConcurrentStreams).toBe(512);
-  // All calls are sent at once on a new connection. The key of the first call arrives before any message of another
-  // call, so the limit of 32 calls without a key does not apply.
+  // All calls are sent at once on a new connection. The limit of 32 calls applies only to connections without a key.
+  // The key of the first call arrives before any message of another call.
   const streams = await streamsOf(system);
   const command_id = `cmd_${'0'.repeat(22)}`;
   const refusals = Array.from({ length: 100 }, () => refusalOf(streams.followCommand({ command_id })));
@@ -357,7 +357,8 @@ test('messages of unauthenticated calls end their connection at 256 KiB', async 
   const chunk = Buffer.alloc(16 * 1024);
   await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath)));
   await client.send(frame(kinds.data, 0, 1, messageHead(1024 * 1024)));
-  // After 15 chunks of 16 KiB the connection is still open; two more exceed the limit.
+  // After 15 chunks of 16 KiB (240 KiB in all) the connection is still open. Two more chunks exceed the limit of 256
+  // KiB.
   const answered = async (): Promise<void> => {
     const data = once(client.socket, 'data');
     await client.send(frame(kinds.ping, 0, 0, Buffer.alloc(8)));

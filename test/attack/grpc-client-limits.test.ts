@@ -77,7 +77,8 @@ test('a connection without a valid key is cut, and one with a key is not', async
     watch.on('data', () => undefined).on('error', (error: { code: number }) => resolve(error.code));
   });
   expect(await cut).toBe(grpcStatus.UNAVAILABLE);
-  // The client with a key connected earlier. Without its key it would have been disconnected before the other client.
+  // The client with a key (`good`) connected before the other client (`bad`). Without its key, it would have been
+  // disconnected before `bad`.
   expect(open).toBe(true);
   await system.broker.close();
   await heard;
@@ -98,8 +99,8 @@ test('a reader that stops reading uses little memory and delays no other reader'
   let read = 0;
   for await (const { chunk } of quick.readFile({ machine_id, path })) read += chunk?.length ?? 0;
   expect(read).toBe(size);
-  // Broker, agent and both clients run in this process. Together they may buffer a few windows, which are much less
-  // than the file.
+  // Broker, agent and both clients run in this process. Together they may buffer a few windows, much less than the 112
+  // MiB of the file.
   expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
   await stalled.return(undefined);
 });

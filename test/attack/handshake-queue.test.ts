@@ -13,8 +13,8 @@ import { waitFor } from '../wait-for.ts';
 const recordHead = Buffer.of(22, 3, 1, 1, 0);
 
 /**
- * Starts a queue of handshakes behind a port. `begun` has the first bytes of each connection that has left the queue,
- * in order.
+ * Starts a port whose connections wait in a queue for their TLS handshake. `begun` has the first bytes of each
+ * connection that has left the queue, in order.
  */
 async function startQueue(limits: { atOnce: number; perTurn: number; stalledMs: number }) {
   const options = { connections: 100, unauthenticated: 50, deadlineMs: 60_000, isShared: () => true };
@@ -71,7 +71,8 @@ test('sources take turns, however many connections one of them has', async () =>
     ['a1', 'a2', 'b1', 'a3'],
   ]) {
     const [last] = sockets.slice(-1);
-    // The next handshake begins when the current connection has closed or has authenticated. This tests both.
+    // The next handshake begins when the current connection is closed, or when it has authenticated. The loop tests
+    // both in turn.
     if (expected.length % 2 === 0) last?.destroy();
     else if (last) limiter.authenticate(last);
     await waitFor(() => expect(begun).toEqual(expected));

@@ -152,7 +152,8 @@ const casesOf = (scene: Scene, routes: Named[], weak: Map<string, string>): Case
           ...plain,
           asked: `${name} as ${disguise} by ${who}`,
           target: disguise + query,
-          // The files of the reference page need no key. So a disguised path below /docs must be answered with 404.
+          // The files of the reference page, below /docs, need no key. So a disguised path there must be refused with
+          // 404, not 401.
           refused: /^\/docs\/[^/]+$/.test(disguise) ? [404] : refused,
         })),
         ...pretences.map((pretence) => ({

@@ -239,7 +239,7 @@ async function expectSafe(ground: Ground, ways: Way[], operations: Operation[]):
       if (answer.status !== denied.status) answers.push([way, name, answer.status]);
     }
     expect(existsSync(join(folder, 'stolen'))).toBe(false);
-    // The next path uses the same names again.
+    // Removes the files that the operations have created, because the next path needs the same names.
     for (const name of readdirSync(folder))
       if (name !== 'mount') execFileSync('rm', ['-r', join(folder, name)]);
   }
@@ -558,7 +558,7 @@ test('a file call after a second without calls needs a few dozen system calls to
   clock.leap(1_500);
   const afterQuiet = await once();
   expect(afterQuiet).toBeGreaterThan(busy);
-  // About four hundred file system calls would be needed to check each path and its parents separately.
+  // To check each path and its parents separately would take about four hundred file system calls.
   expect(afterQuiet - busy).toBeLessThan(100);
 });
 
@@ -567,8 +567,8 @@ test('protected files are also refused as hard links if another protected file c
   const secret = join(base, 'secret');
   const levels = Array.from({ length: 15 }, () => 'd'.repeat(250));
   const filled = join(secret, ...levels);
-  // The path of the directory is just short enough for lstat(). The path of its first file exceeds the limit of 4,096
-  // bytes.
+  // The path of the directory is just short enough for lstat(). The path of the first file in it exceeds the limit of
+  // 4,096 bytes, so the agent cannot examine this file.
   const deep = join(filled, 'e'.repeat(3_989 - filled.length));
   mkdirSync(deep, { recursive: true });
   execFileSync('touch', ['a'.repeat(200), 'key'], { cwd: deep });

@@ -61,8 +61,8 @@ test('a single slow reader gets every byte of more than the window, because the 
     hash.update(piece);
     seen += piece.length;
     if (seen < next) continue;
-    // Pauses until the command waits for this reader, and therefore writes no more. The broker does not cut the reader
-    // so soon.
+    // Pauses until the command waits for this reader: its output then no longer grows. The pause is too short for the
+    // broker to cut the reader.
     next += 40 * 2 ** 20;
     let before = -1;
     await soon(async () => {
@@ -85,7 +85,8 @@ test('a single stalled reader delays the command only for a while, and is cut', 
   const id = await begin(`${wait}; head -c 200000000 /dev/zero`);
   const still = await pausedOutput(system, `/commands/${id}/output?follow=true`);
   open();
-  // Polls the status, because a stream of events would be another reader. Cutting the stalled reader takes real time.
+  // Polls the status, because a stream of events would be another reader. The command completes after the broker has
+  // cut the stalled reader, which takes some seconds.
   const status = async () => (await get(id)).status;
   await expect.poll(status, { interval: 200 }).toBe('completed');
   expect(await get(id)).toMatchObject({ status: 'completed', stdout_bytes: 200_000_000 });

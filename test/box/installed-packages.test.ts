@@ -263,7 +263,7 @@ describe.skipIf(!mayMount || lacks('unshare'))('the install line (needs root tha
     appendFileSync(join(packages, `${agentName}.tar.gz`), 'more');
     const { text } = await attempt(token);
     expect(text).toMatch(/is damaged: its SHA-256/);
-    // The error is the only line, so `ls` has found no installed file.
+    // The error is the only line of output: `ls` has listed no installed file.
     expect(text.trim().split('\n')).toHaveLength(1);
   });
 
@@ -306,8 +306,8 @@ describe.skipIf(!mayMount || lacks('unshare'))('the install line (needs root tha
     const { url } = await anyBox();
     const script = await (await fetch(`${url}/install.sh`)).text();
     const file = join(temporaryFolder('cut'), 'install.sh');
-    // Cuts the script at some places, and at every byte after its last function. It is complete only with its last
-    // brace.
+    // Cuts the script at 12 places up to the end of its last function, and at every byte after that. Only the last
+    // brace makes the script complete.
     const end = script.lastIndexOf('}');
     const last = script.lastIndexOf('\n}\n');
     const cuts = Array.from({ length: 12 }, (_, n) => Math.floor((last * (n + 1)) / 12));
@@ -454,7 +454,8 @@ describe('the npm tarball', () => {
           new RegExp(`^${name}: Node v20.20.2 is not supported; install Node 22.*\\n$`),
         ),
       });
-      // An older Node must be able to parse these files and report its version, so they must not contain newer syntax.
+      // An older Node must be able to parse these files, and to report its version. So they must not contain newer
+      // syntax.
       expect(readFileSync(bin, 'utf8')).not.toMatch(/\bawait\b|\?\?|^import /m);
     }
     mkdirSync(join(folder, 'node_modules/@types'), { recursive: true });

@@ -30,8 +30,11 @@ export interface PackageManager {
   /** Makes a repository of the packages in a folder. */
   index(folder: string): void;
   /**
-   * Shell lines. `install` installs the packages `$@`; the others fetch package lists, list `name version`, and install
-   * updates.
+   * Shell lines:
+   * - `install` installs the packages `$@`
+   * - `fetch` fetches the package lists
+   * - `list` prints `name version` of each installed package
+   * - `upgrade` installs the updates
    */
   install: string;
   fetch: string;
@@ -64,7 +67,8 @@ const apt: PackageManager = {
     '/var/lib/dpkg/status': '',
     '/var/lib/dpkg/info/format': '1\n',
     '/var/lib/dpkg/updates/.folder': '',
-    // Debian also offers pacman. Its database exists here, but the inventory must still report the packages of dpkg.
+    // On Debian, pacman can be installed too, so its database exists here. The inventory must still report the packages
+    // of dpkg.
     '/var/lib/pacman/local/ALPM_DB_VERSION': '9\n',
   },
   build(packages, folder) {

@@ -44,8 +44,8 @@ function seenIn(file: string, directory: string): Seen[] {
 }
 
 /**
- * Returns a description of the call if it lets users other than the owner use a path; otherwise undefined. `known` has
- * the paths that exist.
+ * Describes a system call that lets users other than the owner use a path, even for a moment. Returns undefined for any
+ * other call. `known` has the paths that exist; a path that the call creates is added.
  */
 function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<string>): string | undefined {
   const isNew = !known.has(path);
@@ -55,7 +55,8 @@ function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<strin
     return (mode & ~umask) === 0o700 ? undefined : received;
   }
   if (call.includes('chmod')) return mode & 0o077 ? received : undefined;
-  // A socket gets its mode from the umask until a chmod, so its directory must already be private.
+  // bind() creates a socket with a mode that depends on the umask, and a chmod follows only later. So the directory of
+  // the socket must already be private.
   if (call === 'bind') return known.has('') ? undefined : received;
   if (!call.startsWith('creat') && !call.startsWith('mknod') && !/O_CREAT|O_TMPFILE/.test(flags))
     return undefined;
@@ -68,7 +69,10 @@ const leaksIn = (seen: Seen[], umask: number): string[] => {
   return seen.flatMap((one) => leak(one, umask, known) ?? []);
 };
 
-/** Returns each file that exists at the end, with its mode. */
+/**
+ * Returns the paths that have a wrong mode at the end, each with this mode. The right mode is 0700 for a directory, and
+ * 0600 for a file.
+ */
 function modesIn(directory: string): string[] {
   const names = ['', ...(readdirSync(directory, { recursive: true }) as string[])];
   return names.flatMap((name) => {
@@ -100,7 +104,7 @@ async function use(
   const session = await client.sessions.create({ machine_id, shell: 'cat' });
   await client.sessions.end({ session_id: session.id });
   await client.files.write({ machine_id, path: join(folder, 'written'), content: 'x' });
-  // The path comes after the file, so the broker must store the file until it has received the path.
+  // The field `path` comes after the file, so the broker must store the file until it has received the path.
   const form = new FormData();
   form.append('file', new Blob(['x'.repeat(100_000)]), 'x');
   form.append('path', join(folder, 'uploaded'));

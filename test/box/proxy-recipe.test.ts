@@ -16,7 +16,10 @@ import { waitFor } from '../wait-for.ts';
 const streamModule = '/usr/lib/nginx/modules/ngx_stream_module.so';
 const isHere = spawnSync('nginx', ['-v']).status === 0 && existsSync(streamModule);
 
-/** Replaces each text. Throws unless it occurs exactly once, so that changed docs fail the test. */
+/**
+ * Replaces each `from` by its `to`. Fails unless each `from` occurs exactly once, so that a change of the docs fails
+ * the test.
+ */
 function replaced(config: string, pairs: [from: string, to: string][]): string {
   return pairs.reduce((done, [from, to]) => {
     expect([from, done.split(from).length]).toEqual([from, 2]);
@@ -86,7 +89,7 @@ test.skipIf(!isHere)(
     const ca = readFileSync(cert);
     const ask = async (method: string, path: string, headers = {}, body?: Buffer | string) => {
       const bearer = { Authorization: `Bearer ${system.key}`, 'Content-Type': 'application/json' };
-      // The broker trusts the proxy's address, so the client uses another one.
+      // The broker trusts the proxy's address, 127.0.0.1, so the client must have another address.
       const options = { method, ca, localAddress: '127.0.0.2', headers: { ...bearer, ...headers } };
       const asked = request(`${url}/api/v1${path}`, options).end(body);
       const [response] = await once(asked, 'response');

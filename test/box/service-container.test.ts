@@ -49,7 +49,10 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
     return stdout.split('\n').filter((path) => path !== '');
   };
-  /** Returns the pids of `sleep SECONDS` processes of the container, as this machine numbers them. */
+  /**
+   * Returns the pids of the processes `sleep SECONDS` of the container. They are the pids outside the container, as
+   * this test sees them.
+   */
   const sleepers = (seconds: number): number[] =>
     readdirSync('/proc')
       .filter((pid) => /^\d+$/.test(pid))
@@ -77,8 +80,8 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const pair = ['--tls-cert', '/root/x.pem', '--tls-key', '/root/x.pem'];
     const unread = await broker('install', '--http', '0.0.0.0:8420', ...pair);
     expect(unread.stderr).toContain('farhand-broker, must be able to read the certificate and its key');
-    // After a failed installation, a directory that already existed, such as one from `cluster join`, belongs to its
-    // earlier owner again.
+    // A directory can exist before the installation, for example from `cluster join`. After a failed installation it
+    // belongs to its earlier owner again.
     const data = '/var/lib/farhand-broker';
     await box.run('install', '-D', '-m', '600', '/dev/null', `${data}/directory-id`);
     expect((await broker('install', '--http', '0.0.0.0:8420')).code).toBe(1);
@@ -284,7 +287,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(lost.stderr).toContain('The previous installation was restored.');
     expect(lost.stderr).not.toContain('broker is up');
     await online();
-    // The file has no setting `allow`, so the installed one stays.
+    // The file `more.toml` does not set `allow`, so the installed service keeps its value.
     await box.run('sh', '-c', 'printf \'log_level = "debug"\\n\' > /root/more.toml');
     expect(await agent('install', '--config', '/root/more.toml')).toMatchObject({ code: 0, stderr: '' });
     const kept = await box.run('cat', '/etc/farhand/agent.toml');

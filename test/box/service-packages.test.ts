@@ -115,19 +115,20 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(back).toMatchObject({ code: 0, stderr: expect.not.stringContaining('try-restart') });
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
     expect(await machineId()).toBe(machine);
-    // The install line has replaced the package, and the service starts the new program with the old settings.
+    // The install line replaces the program of the package. The service then starts the new program with the old
+    // settings.
     const settings = await box.run('cat', '/etc/farhand/agent.toml');
     const moved = await box.run('sh', '-c', `curl -fsSL http://${http}/install.sh | sh`);
     expect(moved).toMatchObject({ code: 0 });
     expect(await property('ExecStart')).toContain('path=/usr/local/bin/farhand-agent ;');
     expect((await box.run('cat', '/etc/farhand/agent.toml')).stdout).toBe(settings.stdout);
-    // The package no longer owns these files, so it does not remove them.
+    // The service and its data now belong to the install line. So purging the package does not remove them.
     expect(await box.run('dpkg', '--purge', 'farhand-agent')).toMatchObject({ code: 0 });
     await online();
     expect(await machineId()).toBe(machine);
     expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
     expect(await box.run('/usr/bin/farhand-agent', 'install')).toMatchObject({ code: 0 });
-    // The program of the package can uninstall the service too, and then also removes the program in /opt.
+    // The installed package takes the service over from the program in /opt. Its `uninstall` also removes that program.
     expect(await box.run('/usr/bin/farhand-agent', 'uninstall', '--keep-data')).toMatchObject({ code: 0 });
     expect((await box.run('ls', '/opt/farhand-agent', '/usr/local/bin/farhand-agent')).code).toBe(2);
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
@@ -151,7 +152,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(again).toMatchObject({ code: 0 });
     expect(await property('MainPID')).not.toBe(before);
     await online();
-    // After an upgrade of the broker with other packages, the same line installs the new agent.
+    // The broker now offers other packages, as after an upgrade of the broker. The same line installs the new agent.
     const packages = '/usr/lib/farhand-broker/packages';
     const other =
       'cp farhand-agent-*.tar.gz farhand-agent-other.tar.gz && sha256sum *.tar.gz > new && mv new SHA256SUMS';

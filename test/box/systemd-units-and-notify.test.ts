@@ -247,7 +247,8 @@ describe('an agent', () => {
     } as unknown as LinkOptions;
     const linked = keepLinked(options, stopping.signal);
     await asked.promise;
-    // The agent reports progress at the start of its loop and at the challenge, and not while it is stuck.
+    // The agent has reported progress at the start of its loop and at the challenge. `due` has the milliseconds until
+    // it must report again. While the agent is stuck, it reports nothing.
     expect(due).toEqual([60_000, 90_000]);
     stopping.abort();
     stuck.reject(new Error('over'));

@@ -19,8 +19,8 @@ const broker = onePerFile(upgradingBroker);
 const [owner, successor, stranger] = [makeSigner(), makeSigner(), makeSigner()];
 
 /**
- * Shell lines to insert at the start of a launcher. `--config*` matches only when the service starts the program, not
- * other calls.
+ * Shell lines to insert at the start of a launcher. `--config*` matches only the start of the service: in other calls,
+ * such as `--version`, this flag is not the first argument.
  */
 const launchers = {
   good: '',
@@ -79,8 +79,8 @@ const withoutNode = {
 };
 
 /**
- * Makes a package of another version from the built one. A `whole` package includes Node, as users get it. The others
- * have 1 MB.
+ * Makes a package of another version from the built package. A `whole` package includes Node, like the packages for
+ * users. In any other package a script replaces Node, so it has only 1 MB.
  */
 async function packageOf(kind: Kind, to: string, behaviour: Behaviour, whole: boolean): Promise<Buffer> {
   const folder = temporaryFolder('altered');

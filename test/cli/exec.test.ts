@@ -15,8 +15,8 @@ async function startScene() {
 }
 
 /**
- * Follows a command through a proxy. The command has printed `one`; once the file `go` exists, it prints `two` and exits
- * with 6.
+ * Starts `farhand exec` behind a proxy, and resolves when its command has printed `one`. Once the file `go` exists, the
+ * command prints `two` and exits with 6.
  */
 async function startThroughProxy() {
   const { system, farhand } = await startScene();

@@ -314,8 +314,8 @@ describe('farhand files touch', () => {
     utimesSync(file, old, old);
     symlinkSync('file', join(there, 'link'));
     const linkTime = lstatSync(join(there, 'link')).mtimeMs;
-    // These times are hard to set: half of all milliseconds are not exact as seconds in floating point, and Node
-    // replaces a negative number by the present time.
+    // These times are hard to set. In floating point seconds, half of all milliseconds are inexact. In place of a
+    // negative number, Node sets the present time.
     for (const time of ['2026-11-21T10:00:00.123Z', '2026-11-21T10:00:00.001Z', '1969-12-31T23:59:58.997Z']) {
       const touched = await farhand.json('files touch', [
         `web-1:${join(there, 'link')}`,

@@ -44,8 +44,8 @@ test('an idle process releases unused memory, sooner than V8 would', async () =>
 
 /** Starts a process that allocates 1.5 GiB while it accepts connections. Returns its number of collections. */
 async function collectionsWith(connections: number): Promise<number> {
-  // Each timer of this clock fires in the next turn of the event loop. So connections are counted in every turn, not
-  // every second.
+  // This clock fires each timer in the next turn of the event loop. So countConnection() counts the connections per
+  // turn, not per second.
   const program = `
     import { constants, PerformanceObserver } from 'node:perf_hooks';
     import { setImmediate as nextTurn } from 'node:timers/promises';

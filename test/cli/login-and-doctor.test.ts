@@ -101,7 +101,7 @@ describe('farhand login', () => {
       `farhand: other users may read the API key: run chmod 600 ${folder}/config.json\n`,
     );
     chmodSync(join(folder, 'config.json'), 0o600);
-    // If the variable is empty, the stored key must not be used, because it may have more rights.
+    // If FARHAND_API_KEY is empty, the command must fail. It must not use the stored key, which may have more rights.
     const empty = await farhand('whoami', [], { env: { FARHAND_API_KEY: '' } });
     expect([empty.code, empty.out, empty.err]).toEqual([78, '', expect.stringContaining('is empty')]);
     // A key that is stored for one broker is never sent to another.
@@ -139,13 +139,14 @@ describe('farhand login', () => {
       (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
     ).toBe(0);
     expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
-    // Ctrl-C cancels the command. The command's end arrives before the answer to the cancellation. This must cause no
-    // error message.
+    // Ctrl-C cancels the remote command. Its end arrives before the answer to the request that cancels it. `farhand
+    // exec` must then print no error.
     const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
     await running.says(/on/);
     running.child.kill('SIGINT');
     expect(await running.ended).toMatchObject({ code: 130, err: '' });
-    // A URL in another form, or another key, still means the same broker, so the stored pin is used.
+    // The URLs below are other forms of the stored URL, so the stored pin is used. The key in the variable does not
+    // matter for this.
     for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`])
       expect((await farhand('machines list', [], { env: { ...env, FARHAND_URL } })).code).toBe(0);
     // The WebSocket of a terminal checks the pin as well.

@@ -11,8 +11,8 @@ const checkout = join(import.meta.dirname, '../..');
 
 describe('the log of a program', () => {
   /**
-   * Returns what a program with this source writes to standard error, which is a file. `<FILE>` in `stream` stands for
-   * that file's device and inode.
+   * Runs a program with this source, and returns what it writes to standard error, which is a file. `stream` is the
+   * value of JOURNAL_STREAM. In it, `<FILE>` stands for the device and inode of the file.
    */
   async function logged(source: string, stream: string | undefined): Promise<string> {
     const file = join(temporaryFolder('log'), 'stderr');
@@ -76,7 +76,8 @@ describe('the log of a program', () => {
       console.log('done');`;
     const args = ['--input-type=module', '--eval', source];
     const child = spawn(process.execPath, args, { cwd: checkout, stdio: ['ignore', 'pipe', 'pipe'] });
-    // The test reads the pipe only now. A logger that waits for its reader would block before this data arrives.
+    // The program prints `done` after its last log line. Until then the test reads nothing of the log. So a logger that
+    // waits for its reader would block, and `done` would never arrive.
     await once(child.stdout, 'data');
     const lines = (await text(child.stderr)).trim().split('\n');
     expect(lines.map((line) => JSON.parse(line).n)).toEqual(Array.from({ length: 5_000 }, (_, n) => n));

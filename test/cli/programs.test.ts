@@ -434,7 +434,7 @@ describe('a data directory', () => {
       enough = resolve;
     });
     const writers = Array.from({ length: 16 }, async (_, writer) => {
-      // Sends requests until the broker is killed during one of them.
+      // Creates keys until the broker is killed. Then a request fails, which ends the loop.
       for (let n = 0; ; n += 1) {
         const made = await client.keys.create({ name: `${writer}-${n}`, scopes: ['machines:read'] });
         answered.push(made.id);

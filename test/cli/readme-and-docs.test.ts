@@ -135,7 +135,7 @@ test('the TypeScript programs pass the type check, run, and do what the page say
 
 // ---- Shell commands
 
-/** Records each failed call in the file `failures`, even if the output of the call goes into a pipe. */
+/** Records each failed call of curl in the file `failures`. In a pipe, the exit code of curl would be lost. */
 const shellPrelude = `curl() { command curl --fail-with-body "$@" || echo "curl $*" >> failures; }
 api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' "$@"; }
 `;
@@ -162,8 +162,8 @@ needs('curl', 'tar')('the shell blocks marked "run" succeed, in the order of the
 });
 
 /**
- * Returns the calls of Farhand's programs in the shell blocks of a page, without the commands that `exec` runs on
- * machines.
+ * Returns the calls of Farhand's programs in the shell blocks of a page. Leaves out the commands that `farhand exec`
+ * runs on machines.
  */
 function callsIn(page: string): { program: string; words: string[] }[] {
   const lines = ['sh', 'sh run']

@@ -506,7 +506,8 @@ describe('an agent whose broker does not have the authority that the join token 
     await impostor.close();
     expect(impostor.heard).toBe(0);
     expect(readdirSync(dataDir)).not.toContain('identity.json');
-    // After the failure, the token and the data directory can still be used to join the right broker.
+    // The failure has used up neither the token nor the data directory: both can still be used to join the right
+    // broker.
     await system.agent({ joinToken, dataDir });
   });
 

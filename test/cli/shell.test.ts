@@ -238,7 +238,7 @@ describe('through pipes, farhand shell', () => {
     });
     // The list has a line of titles and one for the session.
     expect(list.stdout.trim().split('\n')).toHaveLength(2);
-    // The session is found although many later sessions exist.
+    // Adds 100 later copies of each ended session. The open session must still be listed and found.
     const history = new DatabaseSync(join(system.dataDir, 'history.db'));
     history.exec(`WITH RECURSIVE count (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < 100)
       INSERT INTO sessions SELECT id || n, machine_id, machine_hostname, shell, status, created_at + 60000, connected_at,

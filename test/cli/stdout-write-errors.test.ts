@@ -56,7 +56,8 @@ test('output that exceeds the limit of a file’s size is a failure', async () =
   writeFileSync(join(folder, 'small'), Buffer.alloc(30_000, 'x'));
   const { code, err } = await farhand('files cat', [`web-1:${folder}/small`], {
     stdout: opened(file),
-    // Keeps Node from writing compiled code to a cache, because the limit applies to every file.
+    // The limit applies to every file that the process writes. With this path Node cannot write compiled code to a
+    // cache.
     env: { XDG_CACHE_HOME: '/nonexistent' },
     through: ['sh', '-c', 'ulimit -f 4; exec "$@"', 'sh'],
   });

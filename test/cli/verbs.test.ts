@@ -475,7 +475,7 @@ test('a schedule is found by id, or by a unique name', async () => {
   expect(await farhand.json('schedules history', ['backup'])).toEqual([
     expect.objectContaining({ command_id, schedule_id: backup.id }),
   ]);
-  // A key without the scope schedules:read can remove a schedule by its id.
+  // A key without the scope schedules:read cannot look up a schedule by its name, but can remove it by its id.
   const { key } = await system.keyed(['schedules:write', 'commands:execute']);
   const [blind, byName] = [
     await farhand('schedules delete', [twins[0].id, '--yes'], { env: { FARHAND_API_KEY: key } }),
@@ -600,7 +600,8 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   ]);
   expect(list.out).toMatch(/ago +machine.registered +web-1/);
   const following = farhand.start('events', ['--follow', '--type', 'machine.*', '-o', 'json']);
-  // `farhand events --follow` does not report that it has connected, so machines join until it prints an event.
+  // The test cannot know when `farhand events --follow` has connected. So a machine joins every second until an event
+  // is printed.
   const heard = following.says(/"type":"machine.registered".*"machine_name":"web-2"/);
   let names = 2;
   const more = setInterval(() => void system.agent({ name: `web-${names++}` }), 1000);

@@ -80,8 +80,8 @@ test('a request is answered although its owner stalls for 10 seconds, the length
   const running = () => owner.client.commands.list({ status: 'running' });
   await waitFor(async () => expect((await running()).items).toHaveLength(1));
   proxy.stall();
-  // In the first five seconds the front broker begins to check its connection to the owner. The check must then wait
-  // for another five seconds without giving up.
+  // In the first of these two steps, the front broker begins to check its connection to the owner. The check must last
+  // through the second step without failing.
   for (const ms of [5_000, 5_000]) clock.leap(ms);
   proxy.resume();
   open();
@@ -174,7 +174,8 @@ test('an upload whose client leaves changes nothing on the machine', async () =>
 test('a stream whose client leaves ends at the owner', async () => {
   const { front, key, machineId } = await brokers();
   const folder = temporaryFolder('watch');
-  // At most 32 watches of a machine can be open. So 40 requests succeed only if earlier streams have ended.
+  // A machine accepts at most 32 open watches. So all 40 requests succeed only if the watches of the clients that left
+  // have ended.
   for (let n = 0; n < 40; n += 1) {
     await waitFor(async () => {
       const left = new AbortController();

@@ -15,7 +15,10 @@ import { startTwoBrokers } from './two-brokers.ts';
 
 const brokers = shared(startTwoBrokers);
 
-/** Requests a file over the owner's peer port as the local administrator, with this certificate. */
+/**
+ * Sends a request about a path to the owner's peer port, as the local administrator and with this certificate. Resolves
+ * with the status.
+ */
 async function ask(leaf: SecureContextOptions, headers: Record<string, string> = {}): Promise<number> {
   const { peerPort, machineId } = await brokers();
   const sent = request(`https://${peerPort}/api/v1/machines/${machineId}/files/stat?path=/etc`, {
@@ -92,6 +95,7 @@ test('the pieces of an answer do not wait for acknowledgements of earlier ones',
     expect(await text(answer)).toBe('onetwo');
     times.push(performance.now() - begun);
   }
-  // Linux delays acknowledgements by 40 ms, but not on new connections. So the test measures later requests.
+  // Linux delays acknowledgements by 40 ms, but not on new connections. So the test ignores the times of the first 20
+  // requests.
   expect(times.slice(20).sort((a, b) => a - b)[5]).toBeLessThan(30);
 });

@@ -68,7 +68,7 @@ export async function startTwoBrokers(tuning: Tuning = {}) {
      * Makes each broker behave as if it were still loading the open work of its machines until this promise resolves.
      */
     loadWork: (loading: Promise<void>) => void Object.assign(owners.work, { loading }),
-    /** Sets which broker owns the machine. The answer may differ for each broker that asks. */
+    /** Sets the owner of the machine. `as` gets the broker that asks, and may return a different owner for each. */
     own: (as: (seenBy: Name) => Name) => void owners.moved.set(agent.machineId, as),
     client: new Farhand({ baseUrl: front.url, apiKey: key, retries: 0 }),
     call: (method: string, path: string, options: CallOptions = {}) =>

@@ -18,8 +18,8 @@ const handsOver =
   'this broker cannot reach the database, but another broker can: this broker ends its links and streams, so that agents and clients connect to another broker';
 
 /**
- * Starts the broker `cut` in a separate process, with a proxy to the database, and the broker `other`, which reaches it
- * directly. The agent is linked to `cut`, and has the addresses of both.
+ * Starts two brokers on one database. `cut` is a separate process and reaches the database through a proxy, and `other`
+ * reaches it directly. The agent is linked to `cut`, and has the addresses of both brokers.
  */
 async function startBoth() {
   const server = await createServer();
@@ -158,7 +158,8 @@ withPostgres('a broker without the database', () => {
     const lost = vi.fn();
     void agent.linked(false).then(lost);
     await server.stop('SIGKILL');
-    // Each time that `cut` finds that its lease has ended, it asks whether another broker reaches the database.
+    // `cut` logs this line each time it finds that its lease has ended. Each time it also asks whether another broker
+    // reaches the database.
     for (let n = 0; n < 5; n += 1) await cut.line(leaseIsOver);
     toDatabase.forbid();
     await server.start();
