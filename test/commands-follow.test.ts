@@ -43,7 +43,8 @@ test('events have both streams with offsets and ids, text split between characte
   report.started();
   report.stdout(0, Buffer.concat([Buffer.from('a'), euro.subarray(0, 2)]));
   const received = await listen(system, id, nothingReceived(), ({ events }) => events.length === 1);
-  // The id does not count the incomplete character at the end, whose bytes are sent only when it is complete.
+  // The two bytes of the incomplete `€` are held back until the character is complete. So the id counts only the byte
+  // of `a`.
   expect(received.events).toEqual([
     { event: 'output', id: '1.0', data: { stream: 'stdout', offset: 0, data: 'a', encoding: 'utf-8' } },
   ]);

@@ -183,8 +183,8 @@ test('a waiting command whose start is refused is sent again for a minute, and t
   const id = await begin('echo waited');
   ends[0]!();
   reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).refused('unavailable');
-  // Each step is shorter than 10 s. After 10 s without an answer, the call would time out, and the broker would not
-  // send the command again.
+  // Each round takes less than 10 s. If a call had no answer for 10 s, it would time out, and the broker would not send
+  // the command again.
   for (let n = 1; n <= 7; n += 1) {
     const again = await nextCall(agent, 'StartProcess');
     expect([n, again.id, (await get(id)).status]).toEqual([n, id, 'queued']);

@@ -277,7 +277,7 @@ test('old commands are deleted with their files, whose space can be used again',
   const again = await system.agent({ dataDir: agent.dataDir });
   const { run: later } = commandsOn(system, again.machineId);
   const young = await later('seq 2 500000');
-  // The end of another command does not delete these files.
+  // If the deleted files still counted toward --keep-output, the end of this command would delete the files of `young`.
   await later('true');
   expect(await digestOfBody(await output(system, young.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
 });
@@ -304,7 +304,8 @@ test('removed or shortened output files cut the answer, and the events report a 
   const { id, stdout_bytes } = await run('seq 1 200000');
   const [name = ''] = readdirSync(join(system.dataDir, 'output', id, 'stdout'));
   writeFileSync(join(system.dataDir, 'output', id, 'stdout', name), 'short');
-  // The answer fails before or after its head, so that an incomplete answer never looks complete.
+  // The request fails, either before or after the head of the answer. So a client never takes the incomplete output for
+  // the whole.
   await expect(output(system, id).then((cut) => cut.text())).rejects.toThrow();
   expect((await listen(system, id)).gaps).toEqual([[5, stdout_bytes]]);
 });
@@ -317,8 +318,8 @@ test('the database stores only the last MiB of an output', async () => {
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   const length = (table: string) =>
     database.prepare(`SELECT length(stdout) AS n FROM ${table} WHERE id = ?`).get(id);
-  // Lists read the end of the output from `commands`, and a request for one command reads `command_tails`. Both rows
-  // are deleted together.
+  // Lists read the last 4 KiB of the output from `commands`. A request for one command reads the last MiB from
+  // `command_tails`. Deleting a row of `commands` also deletes the row in `command_tails`.
   expect([length('commands'), length('command_tails')]).toEqual([{ n: 4096 }, { n: mib }]);
   database.exec('DELETE FROM commands');
   expect(length('command_tails')).toBeUndefined();

@@ -205,7 +205,8 @@ test('an empty file and a file of /proc are sent whole, also with a Range', asyn
 test('a client that disconnects in the middle releases the machine', async () => {
   const { system, machineId, folder } = await onMachine(startWithAgent());
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
-  // At most 32 downloads of a machine can be open. So 40 downloads succeed only if earlier ones have been released.
+  // A machine can have at most 32 open downloads. So all 40 downloads succeed only if the aborted ones no longer count
+  // as open.
   for (let n = 0; n < 40; n += 1) {
     const abort = new AbortController();
     const answer = await fetch(

@@ -88,8 +88,8 @@ for (const [name, way] of Object.entries(ways)) {
   test(`over ${name} a stream resumed after an event has each later event once, in order, and then new ones`, async () => {
     const { system, machine_id } = await startWithAgent();
     for (let n = 0; n < 10; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
-    // Looks only at events of commands: machine.online is recorded two seconds after the link, so it may be at any
-    // place among them.
+    // Reads only the events of commands. The event machine.online is recorded two seconds after the link, so its place
+    // among them varies.
     const before = await logged(system, /^command\./);
     const follow = await way(system, system.key);
     const events = await follow({ after: before[4]?.id ?? '', types: ['command.*'] });

@@ -12,8 +12,8 @@ vi.setConfig({ testTimeout: 60_000 });
 
 type Item = Record<string, unknown> & { id: string };
 
-// Leaves out lists whose items have no id of their own: tags, packages of inventories and machines of upgrades. Also
-// leaves out two lists that may be empty: agent packages and other brokers.
+// These lists are left out of the tests. Tags, packages of inventories and machines of upgrades have no id of their
+// own. The lists of other brokers and of agent packages may be empty.
 const withoutIds = ['brokers.list', 'tags.list', 'inventory.list', 'upgrades.machines', 'packages.list'];
 const lists = table.filter(({ name, route }) => route.kind === 'list' && !withoutIds.includes(name));
 /** Returns the time that lists compare with `since` and `until`. */
@@ -103,7 +103,7 @@ test('every list is filtered by its fields, and by since (inclusive) and until (
     expect([list, await found({ until: '2001-01-01T00:00:00Z' })]).toEqual([list, []]);
     const always = { since: '2001-01-01T00:00:00Z', until: '2100-01-01T00:00:00Z' };
     expect([list, await found(always)]).toEqual([list, idsOf(all)]);
-    // The history of schedules is filtered by the stored time `decided_at`, which no field of a run contains exactly.
+    // Leaves out the history of schedules: it is filtered by `decided_at`, a stored time that the API does not return.
     if (list === 'schedules.history') continue;
     const middle = all.map(timeOf).toSorted()[Math.floor(all.length / 2)]!;
     const [later, before] = [await found({ since: middle }), await found({ until: middle })];
@@ -202,7 +202,8 @@ interface Past {
   system: TestSystem;
   machine: string;
   /**
-   * Keys by their limit: `named` by the machine's id, `elsewhere` by another machine, `tagged` by the machine's tag.
+   * Keys with different limits: `named` to the removed machine and another one, `elsewhere` to that other machine, and
+   * `tagged` to machines with the tag of the removed machine.
    */
   keys: Record<'named' | 'elsewhere' | 'tagged', string>;
 }
@@ -240,7 +241,7 @@ test('the history of a removed machine is found by its id; an id that never exis
   };
   for (const noun of filtered) {
     const path = `/${noun}?machine_id=`;
-    // The schedules of a machine are removed with it.
+    // Only schedules are not found: removing a machine also removes its schedules.
     const some = noun !== 'schedules';
     for (const key of [system.key, keys.named])
       expect([path, await received(path + machine, key)]).toEqual([path, some]);

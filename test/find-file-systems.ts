@@ -3,8 +3,8 @@ import { existsSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 
 /**
- * A folder on a disk, for tests of what only a disk does: delayed writes and slow renames. The temporary folder of a
- * run may be in memory.
+ * A folder on a real disk. Tests of delayed writes and slow renames need it, because the temporary folder may be in
+ * memory.
  */
 export const diskFolder = process.env.FARHAND_TEST_DISK ?? tmpdir();
 

@@ -4,8 +4,8 @@ import { once } from 'node:events';
 import { createServer } from 'node:net';
 
 /**
- * The lowest port of the tests. By default, Linux chooses only ports above 32,767 for port 0 and outgoing connections
- * (ip_local_port_range in ip(7)).
+ * The lowest port of the tests, which use the ports below 32,000. By default, Linux chooses only higher ports for port
+ * 0 and outgoing connections (ip_local_port_range in ip(7)).
  */
 const lowest = 12_000;
 /** The number of ports for each worker process of the tests, so that two processes never use the same port. */

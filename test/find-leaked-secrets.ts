@@ -40,7 +40,10 @@ const forms: [what: string, form: RegExp][] = [
   ['a ticket', /[?&]ticket=([0-9A-Za-z]{43})/g],
 ];
 
-/** Remembers the secrets in a request and its answer. Records known secrets in an answer that must not contain any. */
+/**
+ * Remembers the secrets in a request and its answer. If the answer is to a GET or is an error, it must not contain a
+ * secret that was remembered earlier: such secrets are recorded.
+ */
 export function overhear(
   method: string,
   { asked, status, received }: { asked: unknown; status: number; received: string },

@@ -27,7 +27,7 @@ async function textOf({ page }: ConsolePage): Promise<string> {
     .replaceAll(/\s+/g, ' ');
 }
 
-/** Returns the part of `text` from where the two texts differ. */
+/** Describes the first difference of two texts: this part of `text` instead of that part of `expected`. */
 function differenceOf(text: string, expected: string): string {
   let at = 0;
   while (at < text.length && text[at] === expected[at]) at += 1;
@@ -57,7 +57,7 @@ browserTest(
       await window.load(path);
       return window;
     };
-    // Four pages share a browser context: it has a common cache, and at most six connections to the broker.
+    // Every four pages share a browser context, with one cache and at most six connections to the broker.
     const pages = new Map<string, ConsolePage>();
     let beside: ConsolePage | undefined;
     for (const [index, path] of paths.entries()) {

@@ -55,8 +55,8 @@ export interface ConsolePage {
 }
 
 /**
- * Messages that browsers print in normal operation: for a missing login, a forbidden request, a form with a wrong
- * field, a file that another user has saved, and a stream that ends with its login.
+ * Messages that a browser prints for expected errors: no login, a forbidden request, a missing object, a wrong field in
+ * a form, a file that another user has saved meanwhile, and a stream that ends with the login.
  */
 const expectedError = /status of (401|403|404|409|412|422)|ERR_INCOMPLETE_CHUNKED_ENCODING/;
 

@@ -58,6 +58,6 @@ browserTest('a page on another port can neither read nor change anything, nor op
   await page.evaluate(`document.forms[0].action = ${api} + '/join-tokens'; document.forms[0].submit()`);
   await expect.poll(() => statuses).toHaveLength(4);
   expect(new Set(statuses)).toEqual(new Set([403]));
-  // The only join token is the one with which the machine joined.
+  // None of the requests has created a join token: the only token is that of the machine.
   expect((await system.client.joinTokens.list()).total).toBe(1);
 });

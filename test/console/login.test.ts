@@ -50,7 +50,8 @@ browserTest('the link of npm start logs in, and its ticket is gone before the fi
   await window.page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
   expect(window.page.url()).toBe(`${system.url}/console/machines`);
   const ofApi = addresses.slice(1).filter((address) => address.includes('ticket'));
-  // The browser requests the document, its script and its style before a script can remove the ticket from the address.
+  // While the address still has the ticket, only the script and the style may be requested. Before they arrive, no
+  // script can remove the ticket.
   expect(ofApi.length).toBeLessThanOrEqual(2);
   await window.page.goBack();
   expect(window.page.url()).not.toContain(ticket);
@@ -65,7 +66,7 @@ browserTest('a revoked key ends the login, and the page asks for another', async
   await window.page.getByText('Your login has ended').waitFor();
   await window.page.getByLabel('API key').fill(system.key);
   await window.page.getByRole('button', { name: 'Log in' }).click();
-  // The page stays where it was, and gets live updates again.
+  // After the new login, the same page is still open, and its live updates continue: it lists the new machine.
   await system.agent({ name: 'web-1' });
   await window.page.getByRole('link', { name: 'web-1' }).waitFor();
 });

@@ -55,8 +55,8 @@ browserTest('search, filters and order are in the address and survive a reload',
 
 browserTest('the first load is six requests, 60 KB of script and 10 KB of style', async () => {
   const system = await fleet();
-  // The events about a machine's status come two seconds late, and the page then loads its list again. The test
-  // therefore waits for these events first.
+  // A change of status is recorded as an event two seconds later, and this event makes an open page load its list
+  // again. So the test waits for these events before it counts requests.
   const isSettled = async (): Promise<boolean> => {
     const { items: machines } = await system.client.machines.list();
     const { items: events } = await system.client.events.list({ limit: 100, sort: '-created_at' });
@@ -66,7 +66,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
     });
   };
   await expect.poll(isSettled).toBe(true);
-  // A new window, because late answers to an earlier page would be counted too.
+  // Counts the requests of a new window. In an earlier window, late answers would be counted too.
   const { page, open } = await newWindowWith(await newCookie(system), system);
   const client = await page.context().newCDPSession(page);
   await client.send('Network.enable');

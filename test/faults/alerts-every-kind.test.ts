@@ -144,7 +144,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   const { broker, client, notified, hello, busy, away, old, jobs, rules, key_id, folder } = await prepare();
   const all = (steps: Record<string, number>) =>
     Object.fromEntries(
-      // Each rule about schedules has an alert for each of two schedules. Other rules have one alert.
+      // A rule about schedules has two alerts, one for each schedule. Every other rule has one alert.
       rules.map((name) => [
         name,
         Object.fromEntries(
@@ -170,7 +170,8 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
     ...{ machine_id: jobs, name: 'failing', command: 'sleep 60', cron: '0 0 29 2 *' },
   });
 
-  // No alert opens at a limit: a value equal to the limit, a short absence, the same version, a cancelled run.
+  // None of these opens an alert: a value equal to the limit of 90, an absence shorter than two minutes, an agent with
+  // the same version as the broker, and a cancelled run.
   await pass(broker, 3 * minute, 90, busy, away);
   await away.leave();
   await pass(broker, minute, 90, busy);
@@ -213,8 +214,8 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   await expect.poll(async () => (await unsent()).length, waiting).toBe(0);
   expect(notified.steps()).toEqual(all({ opened: 1 }));
 
-  // Kills the broker after the notification. No alert is resolved by values between both limits, or by another failed
-  // run.
+  // Kills the broker after the notification. Values above 80 (`recover`) resolve no alert, and neither does another
+  // failed run.
   await broker.kill();
   await broker.start(never);
   for (const machine of [busy, old]) await machine.back();
@@ -226,7 +227,8 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   await pass(broker, 11 * minute, 85, busy);
   await expect.poll(events, waiting).toEqual(all({ opened: 1, repeated: 1 }));
 
-  // Kills the broker between the repeats and their notification, after it, and after the acknowledgement.
+  // Kills the broker three times: before the repeated alerts are notified, after their notification, and after the
+  // alerts are acknowledged.
   await broker.kill();
   await broker.start(soon);
   await expect.poll(notified.steps, waiting).toEqual(all({ opened: 1, repeated: 1 }));
@@ -249,7 +251,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   const steps = { opened: 1, repeated: 1, acknowledged: 1, resolved: 1 };
   await expect.poll(events, waiting).toEqual(all(steps));
 
-  // Kills the broker between the end of the alerts and their notification, and after it.
+  // Kills the broker twice: before the resolved alerts are notified, and after their notification.
   await broker.kill();
   await broker.start(soon);
   await expect.poll(notified.steps, waiting).toEqual(all({ opened: 1, repeated: 1, resolved: 1 }));

@@ -69,7 +69,7 @@ test('killed after each step of one alert, the broker writes each step once', as
   await one.back(second.client);
   const seen = looksInto(second.client);
   expect(await seen.steps()).toEqual(['opened']);
-  // The repeat does not need a report of the machine.
+  // The alert is repeated although the machine sends no new report.
   first.clock.leap(11 * minute);
   await expect.poll(seen.steps).toEqual(['opened', 'repeated']);
   const third = await afterKill(second);

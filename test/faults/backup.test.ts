@@ -162,7 +162,8 @@ test('a backup under load is consistent, and the agent reconnects to a broker th
   });
   await client.commands.create({ machine_id, command: 'echo before' });
   await fill(client, machine_id, 8);
-  // Each attempt creates a key in the state, and its idempotency record in the history.
+  // Each attempt creates a key, which is stored in state.json, and an idempotency record, which is stored in
+  // history.db.
   const attempts: string[] = [];
   let stopped = false;
   const writer = async (name: string): Promise<void> => {
@@ -186,7 +187,8 @@ test('a backup under load is consistent, and the agent reconnects to a broker th
   expect(said).toBe('after\n');
   const names = new Map<string, string>();
   for await (const { id, name } of client.keys.list()) names.set(name, id);
-  // The backup has only some of the attempts. State and history must agree on each of them.
+  // The backup was made while the attempts went on, so it has only some of them. Of each attempt it has either both the
+  // key and the idempotency record, or neither.
   const known = attempts.filter((name) => names.has(name));
   expect(known.length).toBeGreaterThan(0);
   expect(known.length).toBeLessThan(attempts.length);

@@ -21,7 +21,7 @@ test('a link that is cut repeatedly during 100,000 lines loses and repeats nothi
   const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
   const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
   const received = nothingReceived();
-  // Waits for output. A link that is lost earlier could keep the command from running at all.
+  // Waits for the first output. If the link were cut before the command has started, the command might never run.
   await listen(system, id, received, ({ stdout }) => stdout.length > 0);
   const all = listen(system, id, received);
   for (const { open } of gates) {
@@ -50,7 +50,8 @@ test('a broker that is stopped during a command asks its readers to reconnect, a
   const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
   const begun = performance.now();
   await system.broker.close();
-  // The broker cuts open requests only after 4 s. It ended earlier, because it asked its readers to reconnect.
+  // A stopping broker waits up to 4 s for open requests to end. It stopped sooner, because it had asked its readers to
+  // reconnect.
   expect(performance.now() - begun).toBeLessThan(3_500);
   await Promise.all(cut);
   open();

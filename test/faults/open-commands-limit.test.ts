@@ -120,7 +120,7 @@ test('a start that is sent again is followed once, even if the earlier answer en
   report.started();
   report.stdout(0, 'once');
   await listen(system, id, undefined, ({ stdout }) => stdout.length > 0);
-  // The agent repeats that it does not know the command, although it has started the command meanwhile.
+  // The agent repeats its earlier report that it does not know the command. Meanwhile it has started the command.
   old.unknown();
   old.end();
   // If the broker had lost track of the command, it would now send another call for it.

@@ -15,7 +15,7 @@ async function events(client: Farhand, type: Presence, name: string) {
   return items.filter(({ data }) => data.machine_name === name);
 }
 
-/** Resolves when the event log has an event of this type. Polls the log, because no stream is open yet. */
+/** Waits until the event log has one event of this type about the machine with this name. */
 async function eventually(client: Farhand, type: Presence, name: string) {
   return expect.poll(() => events(client, type, name)).toHaveLength(1);
 }
@@ -54,8 +54,8 @@ test('after kill -9 of an agent its machine is offline at once, an event is reco
   expect((await system.client.machines.list()).total).toBe(2);
 });
 
-// Node loses the error of some writes to a broken connection, and then never reports the end of this connection. This
-// happens in about every second kill on a busy machine, so the test makes its machine busy.
+// Node loses the error of some writes to a broken connection, and then never reports the end of this connection. On a
+// busy machine, about every second kill has this effect. So the test starts four processes that keep the CPUs busy.
 test('after kill -9 of an agent during a burst of commands its machine is soon offline, also on a busy machine', async () => {
   const system = await startFarhand();
   const { client } = system;

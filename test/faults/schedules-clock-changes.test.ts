@@ -73,7 +73,7 @@ test('schedules run as soon as a clock is corrected that was hours ahead when th
   expect(await fates(none.id)).toEqual([...passed, right, ...ahead]);
   expect(await fates(last.id)).toEqual([...passed, right, '21:00 catch_up completed', ...ahead]);
   expect(await fates(made.id)).toEqual([right, ahead.at(-1)]);
-  // A restarted broker reads from the rows of runs which due times are already handled.
+  // A restarted broker handles no due time twice: it finds the times that are already handled in the stored runs.
   await down();
   clock.set(at('12:08:30'));
   await up();
@@ -161,7 +161,8 @@ test.each(seeds)(
       await pass(pick([minute, 100_000]));
       const ahead = pick([5_000, 40_000, 10 * minute, hour, 9 * hour, 20 * year]);
       const lasts = pick([8_000, 50_000, 3 * minute]);
-      // No restart for the largest change: agents would refuse a certificate that becomes valid only years later.
+      // No restart while the clock is 20 years ahead: the certificate of the restarted broker would become valid only
+      // in 20 years, and agents would refuse it.
       const restarts = ahead < year ? pick(['', 'while ahead', 'while set right', '']) : '';
       const about = `seed ${seed}, episode ${episode}: ${ahead} ms ahead for ${lasts} ms, restarts ${restarts}`;
       const [before, from] = [await fates(), right()];

@@ -124,8 +124,8 @@ test('a thousand missed times have a row each, and all others share one row', as
 });
 
 /**
- * A schedule that was due at 12:01, 12:02 and 12:03 while the broker was down, and now catches up: the first run waits
- * for open().
+ * Starts a broker with a schedule that missed three due times while the broker was down: 12:01, 12:02 and 12:03. The
+ * schedule now runs for each of them, one after another. The first run waits for open().
  */
 async function catchingUp() {
   const bench = await systemAt('12:00:30');

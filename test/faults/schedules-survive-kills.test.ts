@@ -93,7 +93,8 @@ test(`kill -9 of the broker ${kills} times around the second: each due time has 
     expect([name, times]).toEqual([name, times.map((_, index) => first + index * 1000)]);
     for (const { status, command_id, scheduled_for, reason } of runs) {
       const count = command_id === null ? 0 : (counts.get(command_id) ?? 0);
-      // Due times that still wait when the schedule is disabled are skipped: mostly those of `all`.
+      // Due times whose run has not begun when the schedule is disabled are skipped. Most of them belong to the
+      // schedule `all`.
       const isDisabled = reason?.includes('was changed or disabled');
       const expected = count === 1 ? 'completed' : isDisabled ? 'skipped' : 'missed';
       expect([name, scheduled_for, reason, status, count]).toEqual([
@@ -257,7 +258,7 @@ test('many missed times delay no schedule that is due now, and take a bounded nu
       ({ status, scheduled_for }) => status !== 'missed' && Date.parse(scheduled_for ?? '') >= up,
     );
   await expect.poll(fired, { timeout: 10_000 }).toBe(true);
-  // Each schedule is up to date when it has a row for the last minute.
+  // All missed times of a schedule are handled when its newest row is for one of the last two minutes before the start.
   const behind = items.filter(({ id }) => id !== seconds);
   const rows = async () => {
     const query = { limit: 1, status: 'missed' } as const;

@@ -62,7 +62,7 @@ test('the terminal of an open session is neither ended nor acknowledged', async 
   const { session_id } = await begin({ system, machine });
   const back = await link({ process_ids: [session_id] });
   const kept = keeper(back, await back.next('KeepTerminal'));
-  // If the agent had been notified of an end, the notice would have arrived by now.
+  // A wrong KillProcess or ForgetProcesses for the open session would be sent within these 100 ms.
   clock.leap(100);
   const ended = system.client.sessions.end({ session_id });
   ok(back, await back.next('KillProcess'));

@@ -176,8 +176,8 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const limits = await readFile('/proc/self/limits', 'utf8');
     const before = /^Max open files\s+(\S+)/m.exec(limits)?.[1] ?? '';
     const set = 'prlimit --pid "$0" --nofile="$1":';
-    // While the limit is low, this process can start no other one. So a single child sets the low limit and later
-    // restores the old one.
+    // While the limit is low, the test cannot start another process. So one child process sets the low limit, waits,
+    // and restores the old limit.
     const limiter = spawn('sh', [
       '-c',
       `${set.replace('$1', '5')}; echo; read -r _; ${set}`,
@@ -248,11 +248,12 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const held = end(start('echo held'));
     const later: string[] = [];
     await waitFor(() => {
-      // Starts that are requested before the hang is detected wait as well.
+      // Starts a command at each attempt. Until the agent detects the hang, these commands still go to the hung spawner
+      // and wait.
       void end(start('echo later')).then(({ output }) => later.push(output));
       expect(later).toContain('later\n');
     });
-    // At least two: on a busy machine the second spawner may also be replaced for being late.
+    // The hung spawner and its replacement. On a busy machine there may be more, if a replacement was late as well.
     expect((await spawners(processes.journalId)).length).toBeGreaterThan(1);
     process.kill(hung, 'SIGCONT');
     expect((await held).output).toBe('held\n');
@@ -326,7 +327,8 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await journalled('"cmd_later"');
     agent.kill('SIGKILL');
     await once(agent, 'exit');
-    // Without the journal, the next agent does not know these commands, but gives its pipes the same names.
+    // Without the journal, the next agent does not know these commands. But it removes the pipes of the killed agent,
+    // so the old spawner cannot start the commands.
     await rm(join(home, 'agent/journal'));
     await open();
     process.kill(pid!, 'SIGCONT');
@@ -348,7 +350,8 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     process.kill(pid, 'SIGSTOP');
     await processes.killProcess({ id, grace_ms: 60_000 }, call());
     await processes.killProcess({ id: other, grace_ms: 500 }, call());
-    // In the grace period of the other command, the agent sees that nothing of the first is left.
+    // The agent waits 500 ms before it kills `other`. In this time it sees that no process of the first command is
+    // left.
     await waitFor(async () => expect(await inHome()).toEqual([]));
     process.kill(pid, 'SIGCONT');
     const { event } = await end(events);

@@ -125,7 +125,8 @@ test('output does not wait for a client that detached while the machine was link
     await keeper.next();
     const enough = (bytes: number): boolean => bytes >= 100_000;
     await attach(stub(), { id, client_id: 'c', taking: false, into: [], enough });
-    // The timeout is less than 5 s, the time for which output waits for a client that has lost its link.
+    // Output waits up to 5 s for a client that has lost its link. This client has detached, so the output must not
+    // wait: the timeout is shorter than 5 s.
     await waitFor(() => readFile(done), { timeout: 4_500 });
     await keeper.return?.(undefined);
   }

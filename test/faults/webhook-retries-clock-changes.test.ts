@@ -34,7 +34,8 @@ test.each([
   clock.set(Date.now() + after);
   const [delivery] = (await system.client.webhooks.deliveries({ webhook_id: id })).items;
   expect(Math.abs(Date.parse(delivery!.next_attempt_at!) - Date.now() - after)).toBeLessThan(10_000);
-  // Another event makes the queue look again at the delivery that waits.
+  // A second event makes the queue check the first delivery, which still waits for its retry. The retry must not become
+  // early.
   await system.happen('machine.offline');
   const got = await receiver.heard(3);
   const [first, retry] = got.filter(({ headers }) => headers['x-service-event'] === 'machine.online');

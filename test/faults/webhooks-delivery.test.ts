@@ -62,7 +62,7 @@ describe('a failure', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
     await system.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
     const got = await receiver.heard(3);
-    // Less than the wait of 200 ms, because the first attempt may have arrived late on a busy machine.
+    // The gap may be shorter than the configured 200 ms, because the first attempt may arrive late on a busy machine.
     expect(gap(got, 1)).toBeGreaterThan(120);
     expect(gap(got, 2)).toBeGreaterThan(300);
     expect(sameBytes(got)).toBe(true);
@@ -463,8 +463,8 @@ describe('a webhook that is narrowed', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('command.failed');
     await system.happen('machine.online');
-    // Waits until both first attempts have ended: a delivery with a running attempt would be checked again only at its
-    // retry, in an hour.
+    // Waits until the first attempts of both deliveries have ended. The update below does not check a delivery whose
+    // attempt is still running. Such a delivery would be checked only at its retry, in an hour.
     await waitFor(async () => {
       const waiting = await deliveriesOf(system, id);
       expect(waiting.map(({ attempts }) => attempts.length)).toEqual([1, 1]);
@@ -472,7 +472,7 @@ describe('a webhook that is narrowed', () => {
     await system.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
     const command = await waitFor(async () => {
       const all = await deliveriesOf(system, id);
-      // Sorted by type, because both may have been created at the same time.
+      // Sorts the two deliveries by type, because their times of creation may be equal.
       const [narrowed, machine] = all.toSorted((a, b) => (a.type < b.type ? -1 : 1));
       expect(narrowed).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
       expect(machine).toMatchObject({ status: 'pending', reason: null });
@@ -636,7 +636,10 @@ test('a delivery requested again before its last attempt is saved is sent again'
   expect(delivery?.attempts).toHaveLength(2);
 });
 
-/** Answers the first request of each connection, and calls `end` at the second. Counts the requests of both kinds. */
+/**
+ * A receiver that answers the first request of each connection, and calls `end` at each later one. It counts the
+ * answered and the ended requests.
+ */
 async function startBriefReceiver(end: (socket: Socket) => void) {
   const heard = { answered: 0, ended: 0 };
   const sockets = new Set<Socket>();
@@ -851,7 +854,8 @@ test('500 deliveries overdue at a start are sent at most 16 at once, and all arr
     (await history.get('SELECT count(*) AS n FROM webhook_deliveries WHERE due_at <= ?', Date.now()))?.n;
   await waitFor(async () => expect(await left()).toBe(0), { interval: 50 });
   expect(receiver.got.length).toBeGreaterThan(before);
-  // Deliveries that failed before the broker was closed are due in an hour. All others have arrived.
+  // Leaves out deliveries that failed before the broker was closed, because they are retried only after an hour. All
+  // others have arrived.
   const states = await history.all(
     `SELECT status, count(*) AS n FROM webhook_deliveries WHERE webhook_id = ? AND (tries = 0 OR status <> 'pending')
      GROUP BY status`,
