@@ -15,7 +15,8 @@ test('the broker calls its heartbeat URL at each interval until it stops, and lo
   await broker.close();
   const count = receiver.got.length;
   const { url } = await startReceiver();
-  // This takes longer than the interval. If the first broker had not stopped, its next heartbeat would arrive by then.
+  // Starting a second broker takes longer than the interval of 50 ms. If the first broker still ran, it would send
+  // another heartbeat meanwhile.
   await startFarhand({ flags: ['--heartbeat-url', url, '--webhook-allow', '127.0.0.0/8'] });
   expect(receiver.got.length).toBe(count);
 });

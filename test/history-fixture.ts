@@ -11,8 +11,8 @@ interface Notes {
 }
 
 /**
- * Writes three changes. Two of them wait for something other than their transaction. Expects that only these two are
- * undone.
+ * Writes three changes. The first two await something other than their transaction, which is not allowed. Expects that
+ * both are undone, and that the third is stored.
  */
 export async function expectWaitingChangesUndone({ history, note, committed }: Notes): Promise<void> {
   const outcomes = await Promise.allSettled([
@@ -22,7 +22,8 @@ export async function expectWaitingChangesUndone({ history, note, committed }: N
     }),
     history.write(async (transaction) => {
       note(transaction, 'b');
-      // A read starts only after the end of the change that requests it. So this change would wait for itself forever.
+      // The change waits for the read, but the read starts only after the end of the change. So both would wait
+      // forever.
       await history.get('SELECT 1');
     }),
     history.write((transaction) => note(transaction, 'c')),

@@ -346,8 +346,8 @@ describe('a write', () => {
     const together = await Promise.all(['a', 'b', 'c'].map((id) => history.write(own(id))));
     expect(together).toEqual(['a', 'b', 'c']);
     expect(await history.write(own('d'))).toBe('d');
-    // Each write saw the rows that were committed when it ran: none of its own turn of the event loop, and all of
-    // the turn before.
+    // `seen` has the committed rows at each write. The first three writes share a transaction, so nothing is committed
+    // while they run. The fourth runs after their commit.
     expect(seen).toEqual([[], [], [], ['a', 'b', 'c']]);
   });
 
@@ -536,7 +536,8 @@ test('a request and its repeat run once, even if the repeat arrives while the an
   const { request, answer, runs } = touchOnce();
   const first = idempotency.answer(request);
   await waitFor(() => expect(runs()).toBe(1));
-  // In one transaction, the repeat looks for the first request, and then the answer of the first request is stored.
+  // One transaction contains two steps: the repeat looks for an earlier request, and then the answer of `first` is
+  // stored. So the repeat finds no answer yet.
   const repeat = idempotency.answer(request);
   answer.resolve({ created: true });
   await expect(repeat).rejects.toMatchObject({ code: 'conflict', details: { under_way: true } });
@@ -741,7 +742,10 @@ describe('counts of rows', () => {
   const machines = ['mach_1', 'mach_2', null];
   const types = ['machine.online', 'machine.offline'];
   const first = Date.parse('2026-01-01T00:00:00Z');
-  /** Adds events with rising times. Halfway through, inside a counted period of 15 minutes, the times go back once. */
+  /**
+   * Adds events 700 ms apart. The broker counts rows by periods of 15 minutes. In the middle of a period, the times
+   * jump back once by 1,000 s.
+   */
   async function addEvents(history: History, count: number): Promise<void> {
     await history.write((journal) => {
       for (let n = 0; n < count; n += 1) {

@@ -732,8 +732,8 @@ test('the time to parse a query grows with the number of its names, not with its
     return Math.min(...runs);
   };
   const few = timed(2_000);
-  // Eight times as many names take 8 times as long, or 64 times if the time grows with the square. The limit is in
-  // between, because the time of garbage collections varies much.
+  // With 8 times as many names, parsing takes 8 times as long, or 64 times if the time grows with the square. The limit
+  // is 32 times, because garbage collections make the times vary.
   expect(timed(16_000)).toBeLessThan(32 * few + 10);
 });
 
@@ -1098,8 +1098,8 @@ test('a client that disconnects does not cancel its command', async () => {
   const agent = await scriptedMachine(system);
   const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: Date.now() } });
   await command.leave();
-  // Starts a file call and disconnects its client as well. The broker handles disconnects in order: when it cancels the
-  // file call, it has already handled the disconnect of the command's client.
+  // The broker handles disconnects in order. So a second client starts a file call and disconnects as well: when the
+  // broker cancels the file call, it has already handled the disconnect of the first client.
   const file = askAndLeave(system, 'GET', `/machines/${agent.identity.machineId}/files`);
   const { call_id, method } = await agent.next('call');
   expect(method).toBe('ListFiles');

@@ -14,8 +14,8 @@ import { waitFor } from './wait-for.ts';
 const mebibyte = 1024 * 1024;
 
 /**
- * A machine with a round trip of 50 ms. `receiver` is the side that receives the file: the client is the agent, and the
- * server is the broker. `window`, `largestWindow` and `unread` measure on this side.
+ * A machine with a round trip of 50 ms. The file is sent to `receiver`: the agent (`client`) or the broker (`server`).
+ * `window`, `largestWindow` and `unread` are measured at the receiver.
  */
 async function distantMachine(receiver: 'client' | 'server') {
   const system = await startFarhand();

@@ -218,7 +218,7 @@ test('a package is found on the machines that have it, below a version, page by 
   expect(await without({})).toBe(0);
   expect(await ids({ package: 'openssl' })).toEqual([one, three, two]);
   expect(await ids({ package: 'openssl', version_below: '3.0.15' })).toEqual([one, three]);
-  // If the limit has an epoch, epochs are compared as well. A version without an epoch is older than this limit.
+  // This limit has the epoch 1, so epochs are compared as well. A version without an epoch is older.
   expect(await ids({ package: 'openssl', version_below: '1:3.0.7-27' })).toEqual([one, two]);
   expect(await ids({ package: 'openss' })).toEqual([]);
   expect(await ids({ package: 'bash', sort: '-machine_name' })).toEqual([one, none]);

@@ -39,8 +39,8 @@ describe('a change is refused', () => {
     for (const { key } of [byId, byTag]) {
       for (const { id } of wider) {
         const path = `/api-keys/${id}`;
-        // The change would give the key the same limit as the caller. But before the change the key has more rights, so
-        // the caller may not change it.
+        // The change would limit the key to the tag `a`. It is refused, because before the change the key has more
+        // rights than the caller.
         const body = { name: 'mine', tags: ['a'] };
         expect(statusAndCode(await system.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
         expect(statusAndCode(await system.call('POST', `${path}/rotate`, { key }))).toEqual([
@@ -88,7 +88,8 @@ describe('a change is refused', () => {
         }
       }
     }
-    // The key now also expires later than the caller's.
+    // A new secret alone is refused as well: the key `long` never expires, so it would still outlive the key of the
+    // caller.
     expect(statusAndCode(await ask(long.id, '/rotate', {}))).toEqual([403, 'forbidden']);
     expect(await knows(system, long.key)).toBe(200);
     expect((await ask(long.id, '', { expires_at })).status).toBe(200);

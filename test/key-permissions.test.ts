@@ -279,7 +279,7 @@ async function movedAway() {
   return { system, inside, outside, ask, schedule_id, move, forget: () => forgetAnswers(history) };
 }
 
-/** Deletes the stored answers, as a crash between commit and answer would. */
+/** Deletes the stored answers. A crash after a commit, before the answer is stored, has the same effect. */
 async function forgetAnswers(history: History | undefined): Promise<void> {
   await history?.write((transaction) => transaction.run('UPDATE idempotency SET answer = NULL'));
 }
@@ -338,7 +338,8 @@ test('a request that names no machine gets the same error whether there are seve
   expect(new Set(none.map(String)).size).toBe(1);
   expect(await ask()).toEqual(none);
   await system.agent();
-  // A machine that the key may not use is refused before all other checks.
+  // Now there is a single machine, so a request without machine_id is for this machine. The key may not use it, which
+  // is refused before all other checks.
   expect((await ask({ key })).map(String)).toEqual(Array(2).fill(expect.stringMatching(/^403,forbidden,/)));
   expect((await system.call('GET', '/files?path=/')).status).toBe(200);
   await system.agent();

@@ -20,7 +20,8 @@ export interface KillableBroker {
   client: Farhand;
   joinToken(): Promise<string>;
   /**
-   * Starts the broker with these delays of notifications, and with a clock that has moved on by `passed` milliseconds.
+   * Starts the broker. `alerts` sets the delays of its notifications. Before the start, its clock moves on by `passed`
+   * milliseconds.
    */
   start(alerts?: Tuning['alerts'], passed?: number): Promise<void>;
   kill(): Promise<void>;

@@ -99,7 +99,8 @@ test('the agent is notified when a caller disconnects, and a later reply is igno
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
   agent.send({ reply: { call_id, messages: whole(agent, 'late') } });
-  // The broker allows one open call. The cancelled call has released this slot, and each reply releases it again.
+  // The broker allows this machine one open call at a time. Call `one` proves that the cancelled call has ended, and
+  // call `two` proves that the reply has ended call `one`.
   for (const text of ['one', 'two']) {
     const next = system.call('GET', content(agent));
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, messages: whole(agent, text) } });
@@ -122,7 +123,8 @@ test('a watch that a distant machine refuses is refused, however late the refusa
   const agent = await scriptedMachine(system);
   const answer = system.call('GET', `/machines/${agent.identity.machineId}/files/watch?path=/a`);
   const { call_id } = await agent.next('call');
-  // Longer than the broker waits for a first item before it sends the head of the answer.
+  // A stream of events usually waits at most 50 ms for its first event before the broker sends the head of the answer.
+  // A watch must wait longer: for the refusal of the machine.
   await setTimeout(100);
   agent.send({ reply: { call_id, error: toWire(new AppError('file_not_found', 'no such file')) } });
   expect(await answer).toMatchObject({ status: 404, body: { error: { code: 'file_not_found' } } });

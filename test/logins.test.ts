@@ -58,7 +58,10 @@ async function logIn(
   return { answer, id: answer.body?.data?.id, cookie, ask, outcome };
 }
 
-/** Acts as the broker's own user: makes a ticket with which someone can log in under the key of this name. */
+/**
+ * Makes a login ticket for the key with this name, over the socket file of the broker. A login with the ticket has the
+ * rights of this key.
+ */
 async function ticketFor(system: TestSystem, name = 'test'): Promise<string> {
   const { items } = await system.client.keys.list({ limit: 100 });
   const { id = '' } = items.find((key) => key.name === name) ?? {};
@@ -178,8 +181,8 @@ describe('a cookie does not count', () => {
       '200',
       expect.stringMatching(/^__Host-farhand=; Max-Age=0;/),
     ]);
-    // Many requests, as from a console in many tabs. No rate limit may refuse them, because each answer must report the
-    // end of the login.
+    // A console in many tabs sends many requests after the login has ended. No rate limit may refuse them: each tab
+    // must get 401, which means that the login has ended.
     for (let asked = 0; asked < 50; asked += 1)
       expect(await outcome('GET', '/machines')).toBe('401 unauthorized');
   });

@@ -1,4 +1,4 @@
-// Compares the encoding of messages with that of proto-loader, which clients in other programs use.
+// Checks that messages are encoded exactly as by @grpc/proto-loader, a library that other clients use.
 import { join } from 'node:path';
 import { loadSync, type ServiceDefinition } from '@grpc/proto-loader';
 import protobuf from 'protobufjs/light.js';

@@ -266,8 +266,8 @@ test('every success is described as the envelope of data and meta, with paging f
     expect([name, required]).toEqual([name, expect.arrayContaining(['data', 'meta'])]);
     expect([name, data?.type === 'array']).toEqual([name, route.kind === 'list']);
     if (route.listMeta) {
-      // The schema does not use `allOf`: two schemas without further properties would each refuse the properties of the
-      // other.
+      // The schema of `meta` lists all fields itself. It cannot combine two schemas with `allOf`: neither allows
+      // further properties, so each would refuse the fields of the other.
       const common = ['request_id', 'timestamp', 'total', 'limit', 'offset', 'has_more'];
       const fields = [...common, ...Object.keys(route.listMeta.shape)];
       expect([name, Object.keys(meta?.properties ?? {}).toSorted()]).toEqual([name, fields.toSorted()]);

@@ -118,7 +118,8 @@ test('a reader that stops reading stalls the writer once, then loses bytes until
   expect(performance.now() - begun).toBeGreaterThanOrEqual(45);
   expect(performance.now() - begun).toBeLessThan(1000);
   expect(await reader.read(100)).toEqual({ offset: log.start, data: Buffer.alloc(100, 24) });
-  // The read makes the reader count as active again, so the writer waits for the reader once more.
+  // The writer does not wait for a reader that has stopped reading. After this read the reader counts as active, so the
+  // writer waits for it once more.
   const again = performance.now();
   await log.append(Buffer.alloc(100));
   expect(performance.now() - again).toBeGreaterThanOrEqual(45);
@@ -151,7 +152,8 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   });
   const woken = log.changed.wait(new AbortController().signal);
   await woken;
-  // An append to another log takes as long as one that need not wait. After it, the first append must still wait.
+  // Waits for an append to another log, which has no reader to wait for. If the first append did not have to wait, it
+  // would have ended by now too.
   const other = new OutputLog(join(home, 'other'));
   logs.push(other);
   await other.append(Buffer.alloc(1));

@@ -165,7 +165,8 @@ test('a shared address has a higher limit', async () => {
 
 test('any number of sources is counted in a fixed number of buckets', async () => {
   const rates = createRateLimits({ buckets: 4 });
-  // Each address sends one wrong key. Each of the four buckets allows 30, so 121 keys exceed at least one limit.
+  // Wrong keys arrive from 121 addresses, one from each. Four buckets allow 30 wrong keys each, 120 in total, so at
+  // least one key is refused.
   const strikes = Array.from({ length: 121 }, (_, n) => rates.countWrongKey(`10.0.0.${n}`));
   await expect(Promise.all(strikes)).rejects.toMatchObject({ code: 'rate_limited' });
 });

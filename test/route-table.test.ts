@@ -1,6 +1,5 @@
-// The table of routes with a real broker: the order of checks, and that every route is complete.
-// attack/every-route-wrong-keys.test.ts tests rights. The cases come from the table, so that new routes are tested as
-// well.
+// Tests every route of the table with a real broker: the order of its checks, and that its definition is complete. New
+// routes of the table are tested without a change here. Rights are tested in attack/every-route-wrong-keys.test.ts.
 import { expect, test } from 'vitest';
 import { z } from 'zod';
 import { RequestParser } from '../broker/request-checks/parse-api-request.ts';
@@ -288,7 +287,7 @@ const recursive: z.ZodType = z.object({
   },
 });
 
-// Each of these schemas compiles and parses. The broker must either find all ids in it or refuse to start.
+// TypeScript and zod accept each of these schemas. The broker must either find all ids in it or refuse to start.
 test.each<[string, z.ZodType, unknown]>([
   ['a description', z.object({ id: id.meta({ description: 'the target' }) }), { id: 'a' }],
   ['a refinement of its own', z.object({ id: id.refine(() => true) }), { id: 'a' }],

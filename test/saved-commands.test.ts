@@ -88,7 +88,8 @@ test.each([
 
 test('a refused default is answered with the reason', async () => {
   const { system } = await started();
-  // With a clock that stands still, only the timeout of the regular expression itself can refuse the value.
+  // The clock stands still, so the broker measures that no time has passed. Only the timeout that Node sets for the
+  // regular expression can refuse the last value.
   leapingClock({ still: true });
   const defaults = [
     [{ type: 'integer', default: 11, max: 10 }, 'must be at most 10'],

@@ -32,8 +32,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const { machineId: machine_id } = agent;
   const identity = await joinScripted(system);
   const away = identity.machineId;
-  // The clock is set only now, because certificates are made at the real time. It is set `settleMs` before the start,
-  // because after such a change no schedule runs for a minute.
+  // Sets the clock only after the certificates were made, because they need the real time. After such a change no
+  // schedule runs for a minute, so the clock begins `settleMs` before `start`.
   clock.set(at(start) - settleMs);
 
   const self = {
@@ -80,8 +80,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       await gone;
     },
     /**
-     * Starts the broker again. The clock leaps over the waits of the agent between attempts to link. The attempts
-     * themselves take real time.
+     * Starts the broker again. Resolves when the agent is linked. The clock leaps over the delays between the attempts
+     * of the agent to link. The attempts themselves take real time.
      */
     async up(flags: string[] = []): Promise<void> {
       let linked = false;

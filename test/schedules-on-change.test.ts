@@ -332,7 +332,8 @@ describe('the rights of a schedule with on_change', () => {
     await soon(async () => (await runs(other)).length).toBe(1);
     expect(logged()).toEqual([]);
     expect(await runs(schedule_id)).toHaveLength(1);
-    // Another key takes the schedule over. The schedule then runs for the change that was made meanwhile.
+    // After this update the schedule belongs to the key of `client`. It then runs for the change that was made after
+    // its first key was removed.
     await client.schedules.update({ schedule_id, name: 'mine' });
     await soon(logged).toEqual(['run ']);
   });

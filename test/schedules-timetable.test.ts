@@ -236,7 +236,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
   ['2100 is no leap year', '0 0 29 2 *', 'UTC', '2096-03-01T00:00:00Z', ['2104-02-29T00:00']],
   ['a zone by its wall time', '0 9 * * *', 'Asia/Kolkata', '2026-11-21T00:00:00Z', ['2026-11-21T03:30']],
 
-  // New York: 8 March 2026 at 2:00 becomes 3:00 (07:00Z), 1 November at 2:00 becomes 1:00 (06:00Z).
+  // Clock changes in New York, 2026: 8 March from 2:00 to 3:00 (07:00Z), 1 November from 2:00 to 1:00 (06:00Z).
   [
     'New York, a daily time in the gap: right after it',
     '30 2 * * *',
@@ -342,7 +342,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
     '2026-11-01T05:00:00Z',
     ['2026-11-01T05:30', '2026-11-01T06:00', '2026-11-01T06:30', '2026-11-01T07:00'],
   ],
-  // Berlin: 29 March 2026 at 2:00 becomes 3:00 (01:00Z), 25 October at 3:00 becomes 2:00 (01:00Z).
+  // Clock changes in Berlin, 2026: 29 March from 2:00 to 3:00 (01:00Z), 25 October from 3:00 to 2:00 (01:00Z).
   [
     'Berlin, a daily time in the gap',
     '30 2 * * *',
@@ -364,7 +364,8 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
     '2026-10-24T00:00:00Z',
     ['2026-10-24T10:00', '2026-10-25T11:00'],
   ],
-  // Lord Howe: 30 minutes. 5 April 2026 at 2:00 becomes 1:30 (15:00Z the day before), 4 October at 2:00 becomes 2:30 (15:30Z).
+  // Clock changes on Lord Howe Island, 2026: 5 April from 2:00 to 1:30 (15:00Z on 4 April), 4 October from 2:00 to 2:30
+  // (15:30Z on 3 October).
   [
     'Lord Howe, a daily time in the gap of 30 minutes',
     '15 2 * * *',
@@ -393,7 +394,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
     '2026-04-04T14:15:00Z',
     ['2026-04-04T14:30', '2026-04-04T14:45', '2026-04-04T15:00', '2026-04-04T15:15', '2026-04-04T15:30'],
   ],
-  // Havana: 8 March 2026 at 0:00 becomes 1:00 (05:00Z), 1 November at 1:00 becomes 0:00 (05:00Z).
+  // Clock changes in Havana, 2026: 8 March from 0:00 to 1:00 (05:00Z), 1 November from 1:00 to 0:00 (05:00Z).
   [
     'Havana, midnight in the gap',
     '0 0 * * *',
@@ -415,7 +416,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
     '2026-10-31T12:00:00Z',
     ['2026-11-01T04:00', '2026-11-02T05:00'],
   ],
-  // Apia skipped 30 December 2011. The midnight after the 29th began the 31st (10:00Z on the 30th).
+  // Apia skipped 30 December 2011: at the midnight after the 29th, the 31st began (10:00Z on 30 December).
   [
     'Apia, a daily time of the skipped day: once, when it is over',
     '0 9 * * *',
@@ -534,7 +535,8 @@ function watched({ matches, hourly }: Fields, walls: readonly number[], from: nu
     if (now || (!hourly && skipped.some((one) => matches(new Date(one)))))
       found.push(from + index * minuteMs);
     printed = Math.max(printed, wall);
-    // For an hourly expression, wall times that are repeated or skipped do not matter.
+    // An hourly expression is due at every matching wall time, also when this wall time is repeated. Skipped wall times
+    // are ignored.
     if (hourly) printed = wall;
   }
   return found;
@@ -558,7 +560,7 @@ test.each([
 ])('%s from %s to %s: the same times as a walk through every minute', (zone, first, last) => {
   const [from, to] = [Date.parse(`${first}T00:00:00Z`), Date.parse(`${last}T00:00:00Z`)];
   const random = seeded(from / minuteMs);
-  // Begins a day earlier, because earlier wall times decide which are repeated or skipped.
+  // Begins a day earlier: whether a wall time is repeated or skipped depends on the wall times before it.
   const early = from - 1440 * minuteMs;
   const walls = wallsOf(zone, early, to);
   for (let round = 0; round < 60; round += 1) {

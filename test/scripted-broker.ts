@@ -57,8 +57,8 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
         settle?.(outcomeOf(error));
         stream.end();
       });
-      // Ends the stream of requests without sending one. A call with streamed requests then fails, and does not wait
-      // for requests.
+      // Ends the stream of requests at once, without a request. So a call that expects streamed requests fails, and
+      // does not wait for them.
       stream.write({ end: {} });
     },
   };

@@ -119,7 +119,7 @@ test('items created or removed between two pages cause no other item to be repea
   const names: string[] = [];
   for await (const { name } of client.keys.list({ limit: 2 })) {
     names.push(name);
-    // The list is newest first. New items shift all others to later pages, and deletions shift them back.
+    // The list is newest first. New items move the others to later pages, and deleted items move them to earlier pages.
     if (names.length === 2) for (const late of ['new1', 'new2', 'new3']) await make(late);
     if (names.length === 6) for (const key of made.slice(4)) await client.keys.remove({ key_id: key.id });
   }

@@ -18,7 +18,8 @@ test('a client gets the offset of the output, then all output, and only then how
   line.output(1_000, 'before ');
   kept.exit({ exit_code: 3 });
   await soon(async () => (await one.system.client.sessions.get({ session_id })).status).toBe('DISCONNECTED');
-  // The agent still has output that was not read. An acknowledgement, which would delete it, would have arrived by now.
+  // The agent still has output that the broker has not read. A ForgetProcesses would delete this output, so the broker
+  // must not send it yet. It would have arrived by now.
   clock.leap(100);
   await begin(one);
   expect(one.machine.waiting('ForgetProcesses')).toBe(0);
@@ -123,7 +124,8 @@ test('a client that reads no notices is sent only a limited number of notices, w
   const typing = { input: Buffer.from('x') };
   port.do(...Array.from({ length: 2500 }, () => typing));
   for (let n = 0; n < 2500; n += 1) line.resized(1 + (n % 1000), 1);
-  // After the first notice, 2,048 notices fill the limit of half a MiB, because each counts as 256 bytes.
+  // Each waiting notice counts as 256 bytes, so 2,048 notices fill the limit of half a MiB. The first notice, `ready`,
+  // was received before.
   await soon(() => port.notes.length).toBeGreaterThan(2048);
   // This client attaches over the same link, so the broker has handled all earlier notices.
   const other = await join(one, session_id);
@@ -232,7 +234,7 @@ test('over a lost link a client gets all output once, and its input waits meanwh
   for (const text of ['a', 'b', 'c']) port.type(text);
   const back = await linkMachine(proxy.address, identity);
   const keep = await back.next('KeepTerminal');
-  // The session has read one action, which waits. It has not read the other two.
+  // Of the three inputs, the session has read only the first, which waits for the terminal.
   expect(port.read() - typed).toBe(1);
   keeper(back, keep).started();
   await port.status('CONNECTED');

@@ -1,4 +1,5 @@
-// Terminal input that the agent has not acknowledged when its link is lost. Some agents of the tests count it wrongly.
+// Terminal input that the agent has not acknowledged when its link is lost. In some tests, the agent reports a wrong
+// count of input bytes.
 import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
 import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';

@@ -21,13 +21,13 @@ Object.assign(process.env, { HOME: home, SHELL: '/bin/sh', LANG: 'C.UTF-8' });
 afterAll(() => rmSync(home, { recursive: true, force: true }));
 afterAll(closeShared);
 
-// The proxy in front of several brokers gives each new connection to the next broker. Each request gets a connection of
-// its own, so that the requests of a test reach all brokers.
+// With several brokers, each request of a test gets a connection of its own. The proxy in front of the brokers gives
+// each connection to the next broker, so the requests of a test reach all brokers.
 if (brokerCount > 1) {
   const { fetch } = globalThis;
   globalThis.fetch = (input, init = {}) => {
     const headers = new Headers(init.headers);
-    // Large bodies are sent without `Connection: close`. A broker that refuses one early must keep the connection open
+    // A large body is sent without `Connection: close`. If a broker refuses it early, the connection must stay open
     // until the client has read the answer.
     const { body } = init;
     if (!body || (typeof body === 'string' && body.length < 65_536)) headers.set('Connection', 'close');
@@ -36,7 +36,8 @@ if (brokerCount > 1) {
   http.globalAgent = new http.Agent({ keepAlive: false });
 }
 
-// A file with the names of tests that passed in an earlier run, one per line, as scripts/test-report.ts prints them.
+// Skips tests that have passed in an earlier run. FARHAND_TEST_PASSED is a file with their names, one per line, as
+// scripts/test-report.ts prints them.
 if (process.env.FARHAND_TEST_PASSED) {
   const passed = new Set(readFileSync(process.env.FARHAND_TEST_PASSED, 'utf8').split('\n'));
   beforeEach(({ task, skip }) => {

@@ -1,5 +1,5 @@
-// Tests that cannot run with FARHAND_TEST_DATABASE=postgres, with the reasons. Most of them test files that a broker
-// has only without a database server.
+// Tests that cannot run with FARHAND_TEST_DATABASE=postgres, with the reasons. Most of them test state.json or
+// history.db, which a broker with a PostgreSQL database does not have.
 import type { SkipReasons } from './skip-reasons.ts';
 
 const files = 'is about state.json or history.db';

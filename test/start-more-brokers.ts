@@ -1,6 +1,6 @@
-// With FARHAND_TEST_BROKERS=3, each broker of a test stands for three brokers on one database. A proxy in front of them
-// gives each connection to the next broker. Clients open a connection for each request (test/setup.ts), and agents link
-// to one broker after another.
+// With FARHAND_TEST_BROKERS=3, a test that starts a broker gets three brokers on one database, behind a proxy. The
+// proxy gives each connection to the next broker. Clients open a connection for each request (test/setup.ts), and
+// agents link to one broker after another.
 import { copyFileSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { connect, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
@@ -29,7 +29,7 @@ interface Places {
   grpc: readonly string[];
 }
 
-/** Places by the data directory of the first broker. */
+/** Data directories and addresses of the brokers that were started together, by the data directory of the first one. */
 const placesOf = new Map<string, Places>();
 
 export interface StartedBrokers {
@@ -67,7 +67,7 @@ export async function startSeveralBrokers(options: BrokerOptions): Promise<Start
   };
   atEnd(close);
   const sessions: Broker['sessions'] = {
-    // Only the broker that owns the machine has the ticket.
+    // Asks all brokers, because only the owner of the machine has the ticket.
     redeem: (ticket) => firstOf(brokers, ({ sessions }) => sessions.redeem(ticket)),
     join: (...about) => first.sessions.join(...about),
   };
@@ -131,8 +131,8 @@ async function startRoundRobin(address: string, targets: readonly string[]): Pro
       one.pipe(other);
     }
     near.once('close', () => far.destroy());
-    // A broker may close a connection right after its answer. The proxy must not reset it, because the client may not
-    // have read the answer yet.
+    // A broker may close its connection right after an answer. The connection to the client is then ended without a
+    // reset, because the client may not have read the answer yet.
     far.once('close', () => near.end().resume());
   });
   const [host, port] = address.split(':');

@@ -111,8 +111,8 @@ export async function startPostgres(
       if (!child || child.exitCode !== null || child.signalCode !== null) return;
       const ended = once(child, 'exit');
       const { pid } = child;
-      // SIGKILL does not end the children of the main process, which may wait forever for each other's locks. So they
-      // are killed as well. SIGSTOP first prevents the main process from starting more children.
+      // SIGKILL ends only the main process. Its children may wait forever for each other's locks, so they are killed as
+      // well. SIGSTOP first prevents the main process from starting more children.
       if (signal === 'SIGKILL') child.kill('SIGSTOP');
       const others = signal === 'SIGKILL' ? readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8') : '';
       child.kill(signal);

@@ -8,7 +8,9 @@ import { shippedProgram } from './bundled-programs.ts';
 
 const root = join(import.meta.dirname, '..');
 
-/** Returns the file to start. It is the bundle of a broker, because loading its 500 sources takes twice as long. */
+/**
+ * Returns the file to start. For a broker it is the bundle, because loading its 500 source files takes twice as long.
+ */
 const fileOf = (main: string): string =>
   main === 'broker/main.ts' ? shippedProgram('farhand-broker') : join(root, main);
 

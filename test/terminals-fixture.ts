@@ -34,7 +34,10 @@ export interface Viewer {
   bytes(): Buffer;
   /** The offset of the first byte that the client was sent, and the size of the terminal. */
   head(): { offset: number; cols: number; rows: number };
-  /** The last reported count of received input, and whether the count continues from an earlier call. */
+  /**
+   * The last report of the agent. `taken` counts the input bytes that it has accepted from this client. If `known` is
+   * true, they include the input of earlier calls.
+   */
   input(): { taken: number; known: boolean };
   sizes: { cols: number; rows: number }[];
   /** The offset after the last byte that the client has received. */

@@ -239,7 +239,7 @@ test('the key is private and survives restarts and renewal, so the pin stays the
   await waitFor(async () => expect((await certificateOf(first.url)).serialNumber).not.toBe(old.serialNumber));
   const renewed = await certificateOf(first.url);
   expect(renewed.validToDate.getTime() - Date.now()).toBeLessThanOrEqual(90 * day);
-  // The connection from before the renewal goes on.
+  // A connection that was opened before the renewal still works.
   kept.write('GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n');
   expect(await text(kept)).toMatch(/^HTTP\/1\.1 200/);
   await first.broker.close();
@@ -306,7 +306,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and a
   const clock = movedClock();
   clock.move(-35 * day);
   const system = await startFarhand();
-  // As after a long suspend: wall time has moved, but timers have not.
+  // Wall time moves by 35 days and no timer fires, as after a long suspend of the machine.
   clock.move(35 * day);
   const identity = await joinScripted(system);
   await linkScripted(system.grpc, identity);

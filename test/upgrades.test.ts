@@ -240,7 +240,7 @@ test('a package is sent again if the link was lost during the transfer, but not 
   const { id } = await upgrade({ machine_ids: [a, b, c].map((one) => one.id), wave: '3' });
   await Promise.all([a.next(), b.next(), c.next()]);
   await a.back();
-  // The answer of machine b was lost with its link.
+  // Machine b received the package, but the link was lost before its report of that arrived.
   const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
   await b.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
   // Machine c runs the new version, but whether the upgrade succeeds is not decided yet.

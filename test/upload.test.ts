@@ -98,8 +98,8 @@ test.each([0.01, 0.5, 0.99, 1])(
       `Content-Type: multipart/form-data; boundary=${boundary}\r\nContent-Length: ${length}\r\n\r\n`;
     const { hostname, port } = new URL(system.url);
     const socket = connect(Number(port), hostname);
-    // With the full length declared, the connection ends too early. With a shorter length, the form itself is
-    // incomplete.
+    // Both requests send only a part of the form. The first declares the length of the whole form, so its connection
+    // ends too early. The second declares the length of this part, so only its form is incomplete.
     const short = body.subarray(0, Math.floor(body.length * share));
     for (const announced of [body.length + last.length, short.length]) {
       const one = announced === short.length ? connect(Number(port), hostname) : socket;
@@ -379,7 +379,8 @@ test('a slow upload does not count toward the machine’s idle timeout', async (
     upload.on('response', (r) => resolve(r.statusCode)),
   );
   upload.write('abc');
-  // Waits until a call to a silent machine, begun later than the upload, has exceeded the idle timeout.
+  // Waits until the upload has been idle for longer than the idle timeout: a later call to a machine that does not
+  // answer has ended with machine_timeout.
   const silent = await scriptedMachine(system);
   const never = system.client.files.read({ machine_id: silent.identity.machineId, path: '/a' });
   silent.answer((await silent.next('call')).call_id);

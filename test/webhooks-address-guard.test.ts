@@ -201,7 +201,7 @@ test('an internal receiver is no longer called once the broker starts without it
 });
 
 /**
- * Returns URLs with the ports of a broker's listeners: one for each host and port, with http and with https.
+ * Returns the URLs of the HTTP port and the gRPC port of a broker, under each of these hosts, with http and with https.
  */
 function listenersOf(system: TestSystem, hosts: readonly string[]): string[] {
   const ports = [new URL(system.url).port, system.grpc.split(':')[1]];

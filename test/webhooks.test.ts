@@ -212,7 +212,8 @@ test('a webhook belongs to the key that set its URL, and sends what that key may
   const made = await system.call('POST', '/webhooks', { key: maker.key, body: asked });
   const webhook_id = made.body.data.id;
   const patch = (key: string, body: object) => system.call('PATCH', `/webhooks/${webhook_id}`, { key, body });
-  // While its URL is unchanged, the webhook belongs to the key that set it, even if another key removes events.
+  // The first change, by `mover`, leaves the URL as it is, so the webhook still belongs to `maker`. The second change
+  // sets a new URL, so the webhook then belongs to `mover`.
   await patch(mover.key, { ...asked, events: ['machine.online', 'machine.offline'] });
   await patch(mover.key, { url: second.url });
   await patch(maker.key, { events: ['machine.*'] });

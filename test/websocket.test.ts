@@ -34,8 +34,8 @@ test('a ticket that is wrong, used, missing or for another session is 401, and l
   expect(await door.status({})).toBe(401);
   expect(door.left).toEqual([]);
   expect(await door.status({ path: '/api/v1/sessions/sess_two/stream?ticket=two' })).toBe(401);
-  // The broker uses up a ticket when it checks it, even for the wrong session. So the attachment of this ticket must be
-  // released.
+  // Checking a ticket uses it up, even if it is for another session. So the broker must also release the attachment of
+  // this ticket.
   expect([door.left, door.tickets.size, door.ports.length]).toEqual([['left'], 0, 1]);
 });
 
@@ -188,8 +188,8 @@ test('a client that does not read delays only its own output, and gets all of it
 });
 
 /**
- * A client that reports what it has processed. Its output starts at offset 100. `passed` resolves when everything it
- * has sent has arrived.
+ * A client that reports how much output it has processed. The output starts at offset 100. passed() resolves when
+ * everything that the client has sent has arrived at the server.
  */
 async function reportingClient() {
   const { client, port } = await (await startTerminalServer()).enter();
@@ -314,7 +314,8 @@ test('a client that answers no ping is disconnected within 45 s, and one that an
     const answered = once(quick.client, 'ping');
     await clock.advance(15_000);
     await Promise.all([pong, answered]);
-    // This message comes after the pong, so when it arrives the broker has the pong as well.
+    // The client sends this message after its pong. So when the message has arrived at the server, the pong has arrived
+    // too.
     quick.client.send(Buffer.from('x'));
     await takeFirst(1, quick.port.actions);
   }
@@ -415,7 +416,7 @@ test('a quiet terminal is not cut after the time limit of silent requests', asyn
   const door = await startTerminalServer();
   door.cutSilent(100);
   const { client } = await door.enter();
-  // These two connections are opened after the terminal, and are cut because they are silent.
+  // Two silent connections, opened after the terminal, are cut. The terminal must still be open then.
   for (const _ of [1, 2]) await once(connect(door.port, '127.0.0.1'), 'close');
   expect(client.readyState).toBe(WebSocket.OPEN);
 });

@@ -12,8 +12,8 @@ import { copyOf, createServer, startTwo, withPostgres } from './postgres-fixture
 const server = shared(() => createServer());
 const times = { quietMs: 1_000, longestMs: 5_000, startMs: 0, downMs: 3_600_000 };
 /**
- * Enough for the lease of the killed broker to end (10 s), and for the other broker to hold its own lease for 10 s
- * without a break.
+ * Long enough for the other broker to take over. It waits until the lease of the killed broker has ended (up to 10 s),
+ * and until its own lease has been valid for 10 s without a break.
  */
 const patient = { timeout: 40_000, interval: 50 };
 const rounds = Number(process.env.ROUNDS ?? 3);
@@ -103,7 +103,8 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
     await expect
       .poll(async () => (await one.client.machines.get({ machine_id: machine.id })).status)
       .toBe('online');
-    // On a busy machine, the broker that was frozen may still answer 503 to changes.
+    // The rule is created at the second broker: on a busy machine, the first, which was frozen, may still answer 503 to
+    // changes.
     await two.client.alertRules.create({ name: 'full', kind: 'disk', above: 90, for: 0 });
     await machine.report({ disk: 95 });
     await expect.poll(() => recordedSteps(two.client, 'name')).toEqual({ full: { opened: 1 } });
@@ -159,8 +160,8 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
     await expect.poll(() => counted(one.client, 'opened'), patient).toEqual([2, 2]);
     expect(Object.keys(notifiedSteps(receiver, 'alert_id')).length).toBeLessThan(2);
     await two.kill();
-    // The other broker makes the notification in time. It sends the notification when the lease of the killed broker
-    // has ended.
+    // The other broker creates the notification within 8 s. It can send the notification only after the lease of the
+    // killed broker has ended.
     const made = async () => {
       const { items } = await one.client.events.list({ type: 'alert.notified' });
       return items.flatMap(({ data }) => data.alerts).length;

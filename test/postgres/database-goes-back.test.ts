@@ -162,8 +162,8 @@ withPostgres('a database that goes back', () => {
     await goBack();
     await expect.poll(seen).toEqual(['key_revoked-later']);
     await expect.poll(() => cluster.owns('mach_1')).toBe(false);
-    // New changes bring the database to generation numbers that broker_a has seen before. broker_c makes most of them,
-    // because broker_b has lost commits and therefore writes no changes.
+    // The restored database has an earlier generation number, so new changes get numbers that broker_a has seen before.
+    // broker_c makes most of these changes: broker_b has lost commits, so it writes no more changes.
     await expect.poll(() => succeeds(put(here, 'kept'))).toBe(true);
     const third = new State(await PostgresStore.open(await openHistory(url, 'broker_c')));
     for (const name of ['x', 'y', 'z']) await put(third, name);

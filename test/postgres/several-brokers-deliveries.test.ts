@@ -30,7 +30,7 @@ withPostgres('of two brokers', () => {
     const expected = 20;
     await Promise.all(Array.from({ length: expected }, (_, n) => run(n % 2 ? one : two, n % 3 ? near : far)));
     await soon(() => new Set(idsOf(receiver)).size).toBe(expected);
-    // A second sender would have sent each event at about the same time.
+    // Waits for duplicates: if both brokers sent the events, the second copies would arrive within these 500 ms.
     await new Promise((resolve) => setTimeout(resolve, 500));
     expect(receiver.got).toHaveLength(expected);
     await one.broker.close();

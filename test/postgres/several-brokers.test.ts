@@ -31,7 +31,7 @@ async function enroll({ grpc, dataDir }: TestSystem, token: string, name: string
   return (await enrollWith(grpc, certificate, request)).machine_id;
 }
 
-/** Returns SQL that makes the other one of two brokers the owner of a machine, as if it had claimed the machine. */
+/** Returns SQL that moves a machine from its owner to the other of two brokers, as if that broker had claimed it. */
 const becomeOwner = (machineId: string): string =>
   `UPDATE owners SET epoch = epoch + 1, changed = pg_current_xact_id(),
    broker_id = (SELECT id FROM brokers WHERE id <> owners.broker_id) WHERE machine_id = '${machineId}'`;
@@ -44,8 +44,8 @@ async function limitedKey(system: TestSystem): Promise<{ key: string; key_id: st
 }
 
 /**
- * Creates a key at the first broker, and uses it at the second one to read a single machine. Reading a list would not
- * do, because a broker reads the changes of other brokers before it answers with a list.
+ * Creates a key at the first broker. atTwo() uses the key at the second broker to read a single machine, and resolves
+ * with the status. A list would not do: before a broker answers with a list, it reads the changes of other brokers.
  */
 async function keyUsedAtBoth(one: TestSystem, two: TestSystem) {
   const { key, key_id } = await limitedKey(one);
@@ -67,8 +67,8 @@ const waitingFor = (table: string): string =>
   `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%${table}%'`;
 
 /**
- * Waits until `count` brokers listen for notifications. Returns the PostgreSQL processes that serve these connections.
- * They are found by their latest query, which is usually the one on `owners`.
+ * Waits until `count` brokers listen for notifications. Returns the pids of the PostgreSQL processes that serve these
+ * connections. They are found by their latest query, which usually reads `owners`.
  */
 async function listeners(database: string, count: number): Promise<Set<number>> {
   const { query } = await server();
@@ -228,7 +228,8 @@ withPostgres('two brokers', () => {
     const expectWaiting = (count: number) =>
       soon(async () => (await query(waiting, database)).length).toBeGreaterThanOrEqual(count);
     const lock = `BEGIN; SELECT pg_advisory_xact_lock(${commitLock})`;
-    // Commits wait in line for a lock: first the revocation, then a slow one, then one of the second broker.
+    // `first` holds the lock that every commit needs. Three transactions wait for it in this order: the revocation, a
+    // slow one of `second`, and one of the second broker.
     await first.query(lock);
     const revoking = one.client.keys.remove({ key_id });
     await expectWaiting(1);
@@ -253,8 +254,8 @@ withPostgres('two brokers', () => {
     onTestFinished(() => blocker.end());
     await blocker.query('BEGIN; LOCK TABLE commands IN ACCESS EXCLUSIVE MODE');
     const lists = Array.from({ length: 8 }, () => two.call('GET', '/commands'));
-    // Four of these statements are reads of the second broker, which has only four connections for reading. The fifth
-    // is from the first broker, which reads the commands of batches.
+    // Waits for five blocked statements. Four are lists of the second broker, which take all of its four connections
+    // for reading. The fifth is from the first broker, which reads the commands of batches.
     await soon(async () => (await query(waitingFor('commands'), database)).length).toBeGreaterThanOrEqual(5);
     await one.client.keys.remove({ key_id });
     await expectRefused(atTwo, 1_000);
@@ -360,8 +361,8 @@ withPostgres('two brokers', () => {
     const { secret } = parseJoinToken((await one.client.joinTokens.create({ uses: 1 })).token);
     const machine_id = await enroll(one, secret, 'new-host');
     const listed = async () => (await two.client.machines.list()).items.map(({ hostname: name }) => name);
-    // Brokers read the reports of each other's machines only every 15 s. The name must arrive sooner: the poll ends
-    // after 5 s.
+    // The poll ends after 5 s, so the name must arrive sooner than the reports of machines of other brokers. These are
+    // read only every 15 s.
     await expect.poll(listed, { timeout: 5_000 }).toEqual(['new-host']);
     await one.client.machines.remove({ machine_id });
     expect((await two.call('GET', `/commands?machine_id=${machine_id}`)).status).toBe(200);
@@ -483,7 +484,7 @@ withPostgres('two brokers', () => {
     );
     const { items } = await one.client.keys.list();
     const limited = items.find(({ name }) => name === 'limited');
-    // As if 30,000 changes had followed the removal before the other broker reads again.
+    // Removes the key, and makes it look as if 30,000 further changes had followed before the other broker reads again.
     await query(
       `BEGIN; DELETE FROM documents WHERE collection = 'keys' AND id = '${limited?.id}';
        UPDATE installation SET generation = generation + 30000; COMMIT`,
