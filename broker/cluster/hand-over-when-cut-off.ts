@@ -8,7 +8,10 @@ import type { Peer } from './peers/owner-lookup.ts';
 
 /** Path at the peer port. A broker that can reach the database answers with 204. */
 export const hasDatabasePath = '/peer/has-database';
-/** While this broker cannot reach the database, it asks all other brokers at this interval, in milliseconds. */
+/**
+ * While this broker cannot reach the database, it asks the other brokers at this interval, in milliseconds, whether they
+ * can.
+ */
 const askMs = 2_000;
 
 interface Services {

@@ -99,8 +99,8 @@ export class Idempotency {
     if (key === undefined) return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // The fingerprint of an upload leaves out the form fields, because they may arrive after the file. Fields and file
-    // are compared by their hashes.
+    // The fingerprint of an upload has no form fields, because these may arrive after the file. A repeated upload is
+    // compared later, by a hash of its fields and its file.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);

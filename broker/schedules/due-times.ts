@@ -77,7 +77,7 @@ export class Timetable {
     const wall = this.#zone.wallAt(instant);
     const instants = this.#zone.instantsOf(wall);
     if (instants.gap || instants.at[1] === undefined || instant < instants.at[1]) return wall;
-    // All wall times of this hour were already due when the clocks showed the hour for the first time.
+    // `instant` is in the repeated hour, whose wall times were all due when the clocks first showed them.
     const [first, again] = instants.at;
     return this.#zone.transition(first, again) + this.#zone.offsetAt(first) - second;
   }

@@ -114,7 +114,7 @@ const run = named('ScheduleRun', {
   command_id: commandId.nullable().describe('Id of the command; null if none was created'),
   batch_id: batchId
     .nullable()
-    .describe('Id of the batch, if a user started a schedule with `tags` by hand; null for all other runs'),
+    .describe('Id of the batch, if this run was started by hand and its schedule has `tags`; otherwise null'),
   status: z.enum(runStatuses).describe('Status'),
   trigger: z.enum(['cron', 'change', 'manual', 'catch_up']).describe('Why the schedule ran'),
   scheduled_for: timestamp

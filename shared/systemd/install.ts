@@ -135,8 +135,8 @@ async function putFiles(
   const directory = lstatSync(dataOf(service), { throwIfNoEntry: false });
   if (!directory) undo.push(() => must('rm', ['-rf', '--', dataOf(service)]));
   undo.push(() => restore(service.name, before.active));
-  // systemd makes the service's account the owner of the directory when it first starts the service. The undo may
-  // remove this account, so this step gives the directory back to its old owner.
+  // An undo may remove the service's account, which owns the directory from here on. The undo therefore first restores
+  // the directory's old owner.
   if (directory) undo.push(() => takeOver(service.name, dataOf(service), directory));
   await takeOver(service.name, dataOf(service), account);
   const put: Put = async (file, content) => {

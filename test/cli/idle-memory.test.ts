@@ -42,7 +42,7 @@ test('an idle process releases unused memory, sooner than V8 would', async () =>
   expect(full - after).toBeGreaterThan(80);
 });
 
-/** Starts a process that allocates 1.5 GiB while it accepts connections. Returns its number of collections. */
+/** Starts a process that allocates 1.5 GiB while it accepts connections. Returns how often V8 collected its heap. */
 async function collectionsWith(connections: number): Promise<number> {
   // This clock fires each timer in the next turn of the event loop. So countConnection() counts the connections per
   // turn, not per second.

@@ -105,7 +105,7 @@ export class Extractor implements AsyncDisposable {
       throw entryFault(
         'invalid_path',
         entry.name,
-        'has the path of the destination directory itself, so it must be a directory; remove it from the archive',
+        'has the path of the destination directory, but is not a directory; remove this entry from the archive',
       );
     // The link's target is checked first, so that an invalid link leaves no new parent directory behind.
     const { kind, target = '' } = entry;
