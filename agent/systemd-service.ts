@@ -6,6 +6,7 @@ import * as z from 'zod';
 import { StartError } from '../shared/errors.ts';
 import { readIdentity } from '../shared/identity-file.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
+import { quoteForShell } from '../shared/quote-for-shell.ts';
 import {
   flag,
   givenSettings,
@@ -109,8 +110,14 @@ async function planAgent(
   { join_token: _, ...given }: Record<string, unknown>,
   command: readonly string[],
 ): Promise<Plan> {
+  const by = `--broker ${settings.broker.map(quoteForShell).join(',')}`;
+  const file = quoteForShell(settings.join_token_file ?? 'FILE');
+  needSystemd(
+    'install',
+    true,
+    `start the agent without a service: ${agent.name} ${by} --join-token-file ${file}`,
+  );
   const token = await tokenOf(settings);
-  needSystemd('install', true);
   await checkRoots(settings.root);
   await checkMachine(token);
   const { user = agent.name, allow_sudo } = settings;

@@ -5,6 +5,7 @@ import { type Finding, ok, warn } from '../../shared/doctor/check-result.ts';
 import { StartError } from '../../shared/errors.ts';
 import { fingerprintOf } from '../../shared/package-signature.ts';
 import { home } from '../../shared/shipped-files.ts';
+import { runsSystemd } from '../../shared/systemd/control.ts';
 import type { AgentSettings } from '../settings-schema.ts';
 import { installedKind, kindOfHome, readResult } from './directory-shared-with-root.ts';
 import { readTrustedKey } from './trusted-key.ts';
@@ -23,7 +24,7 @@ export function examineUpgrades({ allow, upgrade_dir: directory }: AgentSettings
       : warn(
           'upgrades',
           'the systemd unit farhand-agent-upgrade.path is not installed, so the broker cannot upgrade this agent',
-          `run farhand-agent install, or ${byHand}`,
+          runsSystemd() ? `run farhand-agent install, or ${byHand}` : byHand,
         ),
     trusted(directory),
     ...(failed

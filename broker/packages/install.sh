@@ -4,7 +4,8 @@
 #   curl --proto '=https' -fsSL https://BROKER/install.sh | sudo sh -s -- [OPTIONS]
 #
 #   --join-token T, --join-token-file F, or the variable FARHAND_JOIN_TOKEN   needed until the machine has joined
-#   --no-service                       installs only the program, /usr/local/bin/farhand-agent, and no service
+#   --no-service                       installs only the program, /usr/local/bin/farhand-agent, and no service; prints
+#                                      how to start it
 #   all other options                  are passed to `farhand-agent install`: --name, --tags, --allow, --root, --user
 set -eu
 
@@ -40,8 +41,32 @@ sum() {
   sha256sum "$1" | cut -d ' ' -f 1
 }
 
+# quote WORD: prints a word for a command line that a person pastes into a shell.
+quote() {
+  case $1 in
+    '' | *[!A-Za-z0-9_.:/@%+=,-]*) printf "'%s'" "$(printf %s "$1" | sed "s/'/'\\\\''/g")" ;;
+    *) printf %s "$1" ;;
+  esac
+}
+
+# by_hand OPTIONS: prints the command that starts the agent without a service.
+by_hand() {
+  set -- --join-token-file FILE "$@"
+  [ "$named" = yes ] || set -- --broker "${broker:-HOST:8421}" "$@"
+  printf farhand-agent
+  for word; do
+    printf ' '
+    quote "$word"
+  done
+}
+
 check_machine() {
   [ "$(uname -s)" = Linux ] || fail "there are packages only for Linux"
+  if [ "$service" = yes ] && ! [ -d /run/systemd/system ]; then
+    fail "systemd does not run on this machine, so the agent cannot be a service; nothing was installed.
+To install only the program, add the option --no-service: … | sudo sh -s -- --no-service
+Then start the agent by hand, with the join token in FILE: $(by_hand "$@")"
+  fi
   [ "$(id -u)" = 0 ] || fail "this script must run as root; use sudo"
   for program in sha256sum tar gzip mktemp readlink timeout head; do
     command -v "$program" >/dev/null || fail "the program $program is needed; install it"
@@ -140,6 +165,8 @@ knows_broker() {
 start() {
   if [ "$service" = no ]; then
     echo "farhand-agent $version is installed: $link"
+    echo "To start it, as the user that its commands run as: $(by_hand "$@")"
+    echo "FILE must contain the join token; it is needed at the first start only."
   else
     [ "$named" = yes ] || knows_broker || set -- --broker "$broker" "$@"
     FARHAND_JOIN_TOKEN=$token "$link" install "$@"
@@ -183,7 +210,7 @@ main() {
       *) set -- "$@" "$word" ;;
     esac
   done
-  check_machine
+  check_machine "$@"
   umask 022
   mkdir -p "$place"
   folder=$(mktemp -d "$place/.new-XXXXXX")

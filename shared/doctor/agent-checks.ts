@@ -5,7 +5,7 @@ import { StartError } from '../errors.ts';
 import { identityFile, readIdentity } from '../identity-file.ts';
 import { hostPort } from '../read-settings.ts';
 import { clean } from '../sanitize-text.ts';
-import { type State, stateOf } from '../systemd/control.ts';
+import { runsSystemd, type State, stateOf } from '../systemd/control.ts';
 import { dataOf, unitOf } from '../systemd/install.ts';
 import { type Finding, fail, ok, reason, warn } from './check-result.ts';
 import { examineDirectory } from './directory-checks.ts';
@@ -73,8 +73,7 @@ async function reached(broker: string, ca: string): Promise<Finding> {
  * reason in the finding if the service ended with exit code 78 (bad configuration).
  */
 export async function unitState(name: string, refused: string): Promise<Finding[]> {
-  // systemd makes this directory when it boots a machine (sd_booted(3)).
-  if (!existsSync('/run/systemd/system')) return [];
+  if (!runsSystemd()) return [];
   const state = await stateOf(name).catch(() => undefined);
   if (!state)
     return [warn('service', 'systemctl does not answer', `run systemctl status ${name} to see why`)];

@@ -54,13 +54,16 @@ export async function must(file: string, args: readonly string[]): Promise<strin
 /** `uninstall` ends its error message with this text if the machine has no systemd. */
 export const noService = 'there is no service to remove';
 
+/** True if systemd has booted this machine (sd_booted(3)). */
+export const runsSystemd = (): boolean => existsSync('/run/systemd/system');
+
 /** Throws StartError on a machine without systemd, or if `root` is required and this user is not root. */
 export function needSystemd(
   verb: string,
   root: boolean,
   otherWay = 'run the program without a service',
 ): void {
-  if (!existsSync('/run/systemd/system')) {
+  if (!runsSystemd()) {
     throw new StartError(`${verb} needs systemd, which does not run on this machine; ${otherWay}`, 1);
   }
   if (root && process.getuid?.() !== 0) throw new StartError(`${verb} must be run as root; use sudo`, 1);
