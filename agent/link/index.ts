@@ -59,7 +59,7 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
 export class Removed extends StartError {
   constructor(reason: string) {
     super(
-      `the broker has removed this machine (${reason}), so the agent stops; start it with a new join token to join again`,
+      `the broker has removed this machine (${reason}), so the agent stops; to join again, start it with a new join token and the same data directory`,
     );
   }
 }

@@ -158,7 +158,9 @@ function authenticate(
   const machine = state.machines.get(machine_id);
   if (possible && !machine) {
     limits.unauthenticated(address, { machine_id }, 'refused an agent: its machine is not registered');
-    stream.write({ removed: { reason: 'the broker has no machine with this id' } });
+    const reason =
+      'the broker has no machine with this id: it was removed, or a backup from before it joined was restored';
+    stream.write({ removed: { reason } });
     return void stream.end();
   }
   const ids = [hello.instance_id, hello.journal_id];

@@ -65,7 +65,9 @@ test('a removed machine joins again with a new token, but not with the one that 
   await system.client.commands.create({ machine_id: machineId, command: 'true' });
   await system.client.machines.remove({ machine_id: machineId });
   await expect(first.ended).rejects.toThrow('a new join token');
-  await expect(system.agent({ dataDir, joinToken: token })).rejects.toThrow('has removed this machine');
+  await expect(system.agent({ dataDir, joinToken: token })).rejects.toThrow(
+    /has removed this machine .* backup from before it joined was restored.* a new join token and the same data directory/,
+  );
   const log = readFileSync(join(dataDir, 'activity.log'), 'utf8');
   const second = await system.agent({ dataDir });
   expect(second.machineId).not.toBe(machineId);
