@@ -81,7 +81,12 @@ test('If-Match with another ETag is refused with precondition_failed and changes
     { headers: { 'If-Match': '"other"' } },
   );
   expect([refused.status, refused.body.error.code]).toEqual([412, 'precondition_failed']);
+  expect(refused.body.error.message).toContain('does not match the ETag in If-Match:');
   expect(readFileSync(path, 'utf8')).toBe('old');
+  const headers = { 'If-None-Match': '"other"' };
+  const { status, body } = await write(system, files, { path, content: 'new' }, { headers });
+  expect([status, body.error.message]).toEqual([400, 'header: If-None-Match: must be *']);
+  expect(body.error.details.issues).toEqual([{ path: 'if_none_match', message: 'must be *' }]);
   const etag = (await content(system, files, path)).headers.get('etag') ?? '';
   const taken = await write(system, files, { path, content: 'new' }, { headers: { 'If-Match': etag } });
   expect(taken.status).toBe(200);

@@ -107,7 +107,7 @@ function assertMatch(present: BigIntStats | undefined, wanted: string | undefine
     throw fault(
       'precondition_failed',
       path,
-      'does not match if_match: it was changed or removed; read it again',
+      'does not match the ETag in If-Match: it was changed or removed; read it again',
       { etag },
     );
 }

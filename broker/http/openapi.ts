@@ -10,7 +10,7 @@ import {
   type ZodOpenApiResponsesObject,
 } from 'zod-openapi';
 import { deliveryBody, webhookTypes } from '../../shared/api/events.ts';
-import type { Route } from '../../shared/api/route.ts';
+import { headerName, type Route } from '../../shared/api/route.ts';
 import { allRoutes } from '../../shared/api/route-table.ts';
 import { named } from '../../shared/api/shared-schemas.ts';
 import { type Code, codes } from '../../shared/errors.ts';
@@ -370,12 +370,4 @@ function deliveryOf(type: string): ZodOpenApiOperationObject {
       '4XX': { description: 'Not delivered: repeated' },
     },
   };
-}
-
-/** Converts a field name to a header name: `if_match` to `If-Match`. */
-function headerName(name: string): string {
-  return name
-    .split('_')
-    .map((word) => word.charAt(0).toUpperCase() + word.slice(1))
-    .join('-');
 }

@@ -1,7 +1,7 @@
 // Parses requests by their route's schemas (path, query, headers, body), and finds every id in them.
 import { parse as parseQuery } from 'node:querystring';
 import { z } from 'zod';
-import type { Route } from '../../shared/api/route.ts';
+import { headerName, type Route } from '../../shared/api/route.ts';
 import type { Input } from '../../shared/api/route-table.ts';
 import { type IdNoun, idSchemas, type KeyId, type MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -156,7 +156,9 @@ function parsePart(
     message: issue.code === 'unrecognized_keys' ? `Unrecognized keys: ${namesOf(issue.keys)}` : issue.message,
   }));
   const { path, message } = issues[0] ?? { path: '', message: 'not valid' };
-  throw new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues });
+  // The message names a header as clients send it; `issues` names the field, as in the SDK.
+  const named = part === 'header' ? headerName(path) : path;
+  throw new AppError(code, `${part}: ${named && `${named}: `}${message}`, { issues });
 }
 
 /** Shortens a path or name for an error message, because the names in a request can be very long. */

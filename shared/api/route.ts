@@ -127,3 +127,11 @@ export const machineErrors = [
   'not_supported',
   'permission_denied',
 ] as const satisfies Code[];
+
+/** Converts a field name to a header name: `if_match` to `If-Match`. */
+export function headerName(name: string): string {
+  return name
+    .split('_')
+    .map((word) => word.charAt(0).toUpperCase() + word.slice(1))
+    .join('-');
+}
