@@ -52,7 +52,11 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
   const place = { dataDir: undefined, url, apiKey: undefined, ...trust };
   // The user is asked for the key only after a broker with the expected certificate has answered.
   await withUrl(place, (client) => client.service.healthz(), 'add --pin sha256//…');
-  const api_key = keyStdin ? await firstLine() : await prompt('API key', 'secret');
+  const api_key = (keyStdin ? await firstLine() : await prompt('API key', 'secret')).trim();
+  if (!/^[\x21-\x7e]+$/.test(api_key)) {
+    const what = keyStdin ? 'the first line of standard input' : 'what was typed';
+    throw new UsageError(`${what} is not an API key: keys have no spaces and only visible ASCII characters`);
+  }
   const me = await withUrl({ ...place, apiKey: api_key }, (client) => client.keys.me());
   await writeLogin({ url, api_key, ...trust });
   await print(output, me, () => [
@@ -67,7 +71,7 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
 async function firstLine(): Promise<string> {
   const [line = ''] = (await readInput(64 * 1024, 'an API key is one line')).split('\n');
   if (line.trim() === '') throw new UsageError('standard input is empty; it must contain the API key');
-  return line.trim();
+  return line;
 }
 
 export function addLogout(program: Command): void {

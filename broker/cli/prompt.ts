@@ -45,10 +45,14 @@ function endOfInput(): AbortSignal {
 
 /**
  * The output of prompts. An unknown width is set to 80 columns, because a prompt would otherwise have a line break
- * after each character.
+ * after each character. A terminal can lose its width later, too.
  */
 function screen(): typeof process.stderr {
-  process.stderr.columns ||= 80;
+  const setWidth = (): void => {
+    process.stderr.columns ||= 80;
+  };
+  setWidth();
+  process.stderr.on('resize', setWidth);
   return process.stderr;
 }
 

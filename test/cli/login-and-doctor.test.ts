@@ -1,4 +1,5 @@
 // farhand login, whoami, logout and doctor: which broker they use, how they verify it, and which problems doctor finds.
+import { execFileSync } from 'node:child_process';
 import { createHash, generateKeyPairSync, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -15,6 +16,7 @@ import { type AddressInfo, connect } from 'node:net';
 import { join } from 'node:path';
 import { createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { doctor as brokerDoctor } from '../../broker/doctor.ts';
 import { loadAuthority } from '../../broker/link/certificate-authority.ts';
 import { startAdvice } from '../../shared/doctor/broker-checks.ts';
@@ -160,6 +162,44 @@ describe('farhand login', () => {
     expect([spoofed.code, tls.through()]).toEqual([1, before]);
   });
 });
+
+test('farhand login refuses a text from standard input that cannot be a key', async () => {
+  const system = await startFarhand();
+  const farhand = createLine();
+  const { code, err } = await farhand('login', [system.url, '--key-stdin'], { input: 'my secret key\n' });
+  expect([code, err]).toEqual([2, expect.stringContaining('first line of standard input is not an API key')]);
+  expect(err).not.toContain('secret');
+});
+
+test.skipIf(!loadPtyMaker())(
+  'the prompt of farhand login draws no more if its terminal loses its width (needs the pty library)',
+  async () => {
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent();
+    const { program } = createLine();
+    const login = [process.execPath, program.file, 'login', system.url];
+    const { session_id } = await system.client.sessions.create({
+      ...{ machine_id, shell: '/bin/sh', args: ['-c', 'tty; exec "$@"', 'sh', ...login], env: program.env },
+    });
+    const terminal = await system.client.sessions.terminal(
+      await system.client.sessions.attach({ session_id }),
+    );
+    let text = '';
+    const drawn = (async () => {
+      for await (const bytes of terminal.output) text += Buffer.from(bytes).toString();
+    })();
+    const shows = (pattern: RegExp) => expect.poll(() => text, { timeout: 20_000 }).toMatch(pattern);
+    await shows(/API key[\s\S]*└/);
+    execFileSync('stty', ['-F', /^\/dev\/\S+/.exec(text)?.[0] ?? '', 'cols', '0']);
+    const before = text.length;
+    await terminal.write('a key');
+    await shows(/(▪[^▪]*){5}/);
+    await terminal.write('\r');
+    await drawn;
+    expect(text).toContain('what was typed is not an API key');
+    expect(text.length - before).toBeLessThan(1500);
+  },
+);
 
 test('farhand login --key-stdin without a URL prints no key', async () => {
   const system = await startFarhand();
