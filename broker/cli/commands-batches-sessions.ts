@@ -4,8 +4,9 @@ import type { Command } from 'commander';
 import { definedFields } from '../../shared/defined-fields.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { verb } from './declare-verb.ts';
+import { machineNames } from './find-by-name.ts';
 import { copyOut } from './output-and-signals.ts';
-import { shorten } from './print.ts';
+import { clean, cleanLines, shorten } from './print.ts';
 import { latest, ofMachine, printView, routeVerb, since, viewText } from './verb-from-route.ts';
 
 const line = ({ command, args }: { command: string; args: string[] | null }): string =>
@@ -66,7 +67,12 @@ export function addBatches(program: Command): void {
     },
     view: { fields: 'id status total counts asked=created_at command', cells: { command: line } },
   });
-  routeVerb(batches, 'get', 'batches', 'get', { text: batchText });
+  routeVerb(batches, 'get', 'batches', 'get', {
+    async text(batch, client) {
+      const parts = [await batchText(batch, client), await outputText(batch, client)];
+      return parts.filter(Boolean).join('\n\n');
+    },
+  });
   routeVerb(batches, 'cancel', 'batches', 'cancel', { text: batchText });
 }
 
@@ -75,6 +81,27 @@ type Batch = Awaited<ReturnType<Farhand['batches']['get']>>;
 async function batchText(batch: Batch, client: Farhand): Promise<string> {
   const fields = 'machine command=id status exit=exit_code took=duration reason';
   return `${await viewText(client, batch)}\n${await viewText(client, batch.results, { fields })}`;
+}
+
+/** Returns the last output of each machine, with the name of the machine in front of each line, as exec prints it. */
+async function outputText({ results }: Batch, client: Farhand): Promise<string> {
+  const nameOf = await machineNames(
+    client,
+    results.map(({ machine_id }) => machine_id),
+  );
+  const width = Math.max(...results.map(({ machine_id }) => nameOf(machine_id).length));
+  const lines = results.flatMap(({ id, machine_id, ...result }) =>
+    (['stdout', 'stderr'] as const).flatMap((stream) => {
+      const stored = result[stream].replace(/\n$/, '');
+      const whole = `[not all of ${stream}; for the rest: farhand commands output ${id} --stream ${stream}]`;
+      const found = [
+        ...(result[`${stream}_truncated`] ? [whole] : []),
+        ...(stored === '' ? [] : stored.split('\n')),
+      ];
+      return found.map((line) => `${clean(nameOf(machine_id)).padEnd(width)} | ${cleanLines(line)}`);
+    }),
+  );
+  return lines.join('\n');
 }
 
 export function addSessions(program: Command): void {

@@ -336,6 +336,23 @@ test('commands are listed, inspected, read and cancelled; batches inspected and 
   expect(printed.out).toMatch(/^web-1 +cmd_/m);
   const all = await farhand('batches list', ['--machine', 'web-1', '--since', '1h']);
   expect(all.out).toMatch(new RegExp(`^${batch.id} +\\w+ +1 .* sleep 300$`, 'm'));
+  const second = await system.agent({ name: 'db-10', tags: 'web' });
+  const spoken = await client.batches.create({
+    machine_ids: [agent.machineId, second.machineId],
+    command: 'printf "1\\n2\\n\\033[2Jall"; seq 5000 >&2',
+  });
+  const { out } = await farhand('batches get', [spoken.id]);
+  const ids = spoken.results.map(({ id }) => id);
+  expect(out).toContain(
+    [
+      '\n\nweb-1 | 1',
+      'web-1 | 2',
+      'web-1 | all',
+      `web-1 | [not all of stderr; for the rest: farhand commands output ${ids[0]} --stream stderr]\nweb-1 | `,
+    ].join('\n'),
+  );
+  expect(out).toMatch(/^db-10 \| 2$/m);
+  expect(out).toMatch(/^web-1 \| 5000$/m);
   const next = await client.commands.async({ machine_id: agent.machineId, command: 'exec sleep 300' });
   await expect
     .poll(() => farhand('commands signal', [next.id, '--signal', 'SIGINT']).then(({ code }) => code))
