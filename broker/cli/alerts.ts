@@ -3,7 +3,7 @@ import type { Command } from 'commander';
 import { StartError } from '../../shared/errors.ts';
 import { when } from './print.ts';
 import { readInput } from './prompt.ts';
-import { enabledOf, latest, ofMachine, routeVerb, since } from './verb-from-route.ts';
+import { enabledOf, latest, ofMachine, routeVerb, since, warnOfSameName } from './verb-from-route.ts';
 
 export function addAlerts(program: Command): void {
   const alerts = program.command('alerts').description('list and acknowledge alerts');
@@ -61,6 +61,7 @@ export function addAlertRules(program: Command): void {
       ...flags,
     },
     required: ['kind'],
+    after: warnOfSameName('rule'),
   });
   routeVerb(rules, 'update', 'alertRules', 'update', {
     about: 'change the settings that are given as flags',
@@ -118,6 +119,7 @@ export function addAlertChannels(program: Command): void {
     },
     required: ['type'],
     input: secretsOf,
+    after: warnOfSameName('channel'),
   });
   routeVerb(channels, 'update', 'alertChannels', 'update', {
     about: 'change the settings that are given as flags',
@@ -199,6 +201,7 @@ export function addMaintenanceWindows(program: Command): void {
       '--timezone <zone>': 'time zone of --cron (default: UTC)',
       '--duration <duration>': 'how long the window lasts',
     },
+    after: warnOfSameName('window'),
   });
   routeVerb(windows, 'delete', 'maintenanceWindows', 'remove', {
     about: 'remove a maintenance window, which ends it',

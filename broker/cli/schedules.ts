@@ -6,7 +6,15 @@ import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { machineNames } from './find-by-name.ts';
 import { when } from './print.ts';
-import { type Item, latest, ofMachine, routeVerb, since, viewText } from './verb-from-route.ts';
+import {
+  type Item,
+  latest,
+  ofMachine,
+  routeVerb,
+  since,
+  viewText,
+  warnOfSameName,
+} from './verb-from-route.ts';
 
 type Run = Awaited<ReturnType<Farhand['schedules']['upcoming']>>['runs'][number];
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
@@ -87,6 +95,7 @@ export function addSchedules(program: Command): void {
           throw new UsageError(`say ${what}, either by ${flag} or by ${other}`);
       return inputOf(given);
     },
+    after: warnOfSameName('schedule'),
   });
   routeVerb(schedules, 'update', 'schedules', 'update', {
     about: 'change the settings that are given as flags',

@@ -4,11 +4,11 @@ import type { Command } from 'commander';
 import type * as z from 'zod';
 import type { Route } from '../../shared/api/route.ts';
 import { type Api, allRoutes } from '../../shared/api/route-table.ts';
-import { UsageError } from '../../shared/errors.ts';
+import { StartError, UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { type Common, type Flags, take, type VerbSpec, verb } from './declare-verb.ts';
 import { kinds, machineNames } from './find-by-name.ts';
-import { type Cell, type Format, print, record, size, span, summary, table, when } from './print.ts';
+import { type Cell, type Format, hint, print, record, size, span, summary, table, when } from './print.ts';
 import { confirm } from './prompt.ts';
 
 export type Item = Record<string, unknown>;
@@ -83,6 +83,21 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   });
   return made;
 }
+
+/**
+ * Returns a function that warns if another object has the name of a new one, because verbs then need an id. `what`: a
+ * key of `kinds`.
+ */
+export const warnOfSameName =
+  (what: string) =>
+  async ({ name }: { name: string }, _format: unknown, client: Farhand): Promise<void> => {
+    try {
+      await kinds[what]?.find(client, name);
+    } catch (error) {
+      // Another error is no reason to fail: a key may be allowed to create objects, but not to list them.
+      if (error instanceof StartError) hint(`farhand: ${error.message}`);
+    }
+  };
 
 /**
  * Returns the help texts of a route's flags. For a PATCH route, the texts contain no defaults, because a missing flag

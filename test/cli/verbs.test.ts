@@ -551,6 +551,24 @@ test('alerts are listed and acknowledged; rules and channels are created, change
   const channel = await farhand.json('alert-channels create', ['ops', '--type', 'slack', '--url-stdin'], {
     input: `${receiver.url}\n`,
   });
+  const mail = [
+    'ops',
+    '--type',
+    'email',
+    '--url',
+    'smtp://127.0.0.1:1',
+    '--from',
+    'a@b.test',
+    '--to',
+    'c@b.test',
+  ];
+  const twin = await farhand('alert-channels create', mail);
+  expect([twin.code, twin.err]).toEqual([
+    0,
+    expect.stringMatching(/^farhand: several alert channels are named ops; use an id: chan_\w+, chan_\w+\n$/),
+  ]);
+  const [, twinId = ''] = /^id +(chan_\w+)$/m.exec(twin.out) ?? [];
+  expect((await farhand('alert-channels delete', [twinId, '--yes'])).code).toBe(0);
   expect(channel).toMatchObject({ name: 'ops', type: 'slack', url: `http://127.0.0.1:${receiver.port}/…` });
   expect((await farhand('alert-channels test', ['ops'])).out).toMatch(/^delivered +yes$/m);
   status = 500;
