@@ -91,9 +91,12 @@ function settingsOf({ parameter, description, user, cwd, timeout }: Options<type
 function addRun(saved: Command): void {
   const spec = {
     about: 'run a saved command on machines, and print their output',
-    examples: ['farhand saved-commands run restart --tags web --param unit=nginx'],
+    examples: [
+      'farhand saved-commands run restart web-1 web-2 --param unit=nginx',
+      'farhand saved-commands run restart --tags web --param unit=nginx',
+    ],
     flags: {
-      '--machine <list>': 'machines to run on, comma-separated',
+      '--machine <list>': 'further machines to run on, comma-separated',
       '--tags <list>': 'run on every machine with all of these tags',
       '--param <name=value>': 'value of a parameter; repeat the flag for several',
       '--timeout <duration>': 'kill the command and its child processes after this time',
@@ -106,11 +109,13 @@ function addRun(saved: Command): void {
     notes:
       '\nOutput is printed as it comes. With -o json, each line reports output or the end of a command, as farhand exec does.\nCtrl-C cancels the command on all machines.\n',
   } as const;
-  verb(saved, 'run <saved-command>', spec, async (client, text, options) => {
-    const { machine, tags, param: parameters, timeout, concurrency, detach, output } = options;
-    if ((machine === undefined) === (tags === undefined))
-      throw new UsageError('choose the machines either by --machine or by --tags');
-    const machine_ids = machine && (await Promise.all(machine.map((one) => findMachine(client, one))));
+  verb(saved, 'run <saved-command> [machines...]', spec, async (client, text, machines, options) => {
+    const { machine = [], tags, param: parameters, timeout, concurrency, detach, output } = options;
+    const names = [...machines, ...machine];
+    if ((names.length === 0) === (tags === undefined))
+      throw new UsageError('choose the machines either by name or by --tags');
+    const found = await Promise.all(names.map((one) => findMachine(client, one)));
+    const machine_ids = tags === undefined ? found : undefined;
     const limits = { timeout, concurrency, queue_for: options.queueFor, max_failures: options.maxFailures };
     const batch = await client.batches.runSaved({
       ...{ saved_command_id: await findSavedCommand(client, text), wait: 0 },

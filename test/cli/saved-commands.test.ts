@@ -27,12 +27,17 @@ test('saved commands are created, listed, run on machines, used by schedules and
   });
 
   const unsaid = await farhand('saved-commands run', ['greet', '--param', 'word=one']);
-  expect([unsaid.code, unsaid.err]).toEqual([2, expect.stringContaining('--machine or by --tags')]);
+  expect([unsaid.code, unsaid.err]).toEqual([2, expect.stringContaining('either by name or by --tags')]);
   const refused = await farhand('saved-commands run', ['greet', '--tags', 'web', '--param', 'word=three']);
   expect([refused.code, refused.err]).toEqual([1, expect.stringContaining('parameters.word')]);
   const param = ['--param', 'word=two', '--param', 'count=5'];
   const one = await farhand('saved-commands run', ['greet', '--machine', 'web-1', ...param]);
   expect(one).toMatchObject({ code: 0, out: 'two 5\n' });
+  expect(await farhand('saved-commands run', ['greet', 'web-1', ...param])).toEqual(one);
+  const named = await farhand('saved-commands run', ['greet', 'web-1', '--machine', 'web-2', ...param]);
+  expect(named.out.match(/^web-\d \| two 5$/gm)).toHaveLength(2);
+  const twice = await farhand('saved-commands run', ['greet', 'web-1', '--tags', 'web', ...param]);
+  expect([twice.code, twice.out]).toEqual([2, '']);
   const both = await farhand('saved-commands run', ['greet', '--tags', 'web', ...param]);
   expect(
     both.out
