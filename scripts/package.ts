@@ -9,7 +9,7 @@ import { debName, makeDeb } from './package/debian-package.ts';
 import { makeNpm } from './package/npm-package.ts';
 import { makeProgram, type Program } from './package/program-directories.ts';
 import { archive, sha256Of } from './package/reproducible-tar.ts';
-import { type Arch, arches, root, run, version } from './package/shared-by-packaging-steps.ts';
+import { type Arch, arches, root, run, StepFailed, version } from './package/shared-by-packaging-steps.ts';
 import { loadSigningKey, makeSigningKey, type Signer } from './package/signing-key.ts';
 
 const help = `Usage: npm run package -- [flags]
@@ -49,10 +49,10 @@ function readFlags() {
   }
 }
 
-/** Prints an error without its stack, and ends this program with exit code 2. */
-function refuse(error: unknown): never {
+/** Prints an error without its stack, and ends this program. */
+function refuse(error: unknown, exitCode = 2): never {
   process.stderr.write(`npm run package: ${reasonOf(error)}\n`);
-  process.exit(2);
+  process.exit(exitCode);
 }
 
 async function main(): Promise<void> {
@@ -151,5 +151,7 @@ function printFile(file: string): void {
 await main().catch((error: unknown) => {
   // Wrong flags, keys and passphrases are no fault of the build, so they need no stack.
   if (error instanceof StartError) refuse(error);
+  // Neither are failed programs, and system errors such as that of a full disk.
+  if (error instanceof StepFailed || (error instanceof Error && 'syscall' in error)) refuse(error, 1);
   throw error;
 });

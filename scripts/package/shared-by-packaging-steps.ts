@@ -12,10 +12,17 @@ export const root = join(import.meta.dirname, '../..');
 export const arches = ['x64', 'arm64'] as const;
 export type Arch = (typeof arches)[number];
 
-/** Runs a program to its end, and returns its stdout. Throws if the program fails. */
+/** Error of a program that failed. Its message is the command and the last lines of its standard error. */
+export class StepFailed extends Error {}
+
+const lastLines = 20;
+
+/** Runs a program to its end, and returns its stdout. Throws StepFailed if the program fails. */
 export async function run(file: string, args: string[], cwd: string = root): Promise<string> {
-  const { stdout } = await execa(file, args, { cwd });
-  return stdout;
+  const { failed, stdout, stderr, shortMessage } = await execa(file, args, { cwd, reject: false });
+  if (!failed) return stdout;
+  const lines = stderr.split('\n').slice(-lastLines);
+  throw new StepFailed([shortMessage, ...lines].join('\n').trimEnd());
 }
 
 export function readJson<T extends z.ZodType>(file: string, schema: T): z.output<T> {
