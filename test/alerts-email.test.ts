@@ -57,7 +57,12 @@ test('an alert is one e-mail to all recipients, with the alert as its subject', 
   const { port, mails } = await startMailServer();
   const { id: channel_id } = await system.client.alertChannels.create(mail(port));
   expect(await system.client.alertChannels.test({ channel_id })).toMatchObject({ delivered: true });
-  expect(mails.splice(0)[0]).toContain('Subject: Test of the alert channel mail');
+  await system.client.alertChannels.test({ channel_id });
+  const tests = mails.splice(0);
+  expect(tests[0]).toContain('Subject: Test of the alert channel mail');
+  const ids = tests.map((one) => /^Message-ID: <(evt_\w+)@example.org>$/m.exec(one)?.[1]);
+  expect(ids).toEqual([expect.any(String), expect.any(String)]);
+  expect(ids[0]).not.toBe(ids[1]);
   const one = await system.machine('web-1');
   await system.rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
   await one.report({ cpu: 60 });

@@ -110,7 +110,8 @@ export class ChannelHandlers implements Routes {
     if (this.#testing >= maxTests)
       throw new AppError('unavailable', 'too many tests of channels are running: try again later');
     this.#testing += 1;
-    const message = testMessage('This is a test of your alert channel.');
+    // Each test has an id of its own: a receiver or mail program skips an id that it has already seen.
+    const message = testMessage('This is a test of your alert channel.', newId('event'));
     const outcome = await receivers.test(channel, message, caller.signal);
     this.#testing -= 1;
     const { delivered, status_code, duration, error } = outcome;

@@ -14,11 +14,13 @@ export interface Message {
   body: Buffer;
 }
 
-/** Makes the message for a test of a webhook or an alert channel. Its event is in no event log. */
-export function testMessage(message: string): Message {
-  const event = { id: 'evt_test', type: 'test', timestamp: iso(), data: { message } };
-  const { id: eventId, type } = event;
-  return { id: newId('delivery'), eventId, type, body: Buffer.from(JSON.stringify(event)) };
+/**
+ * Makes the message for a test of a webhook or an alert channel. Its event is in no event log. The REST interface
+ * promises the id `evt_test` for tests of webhooks.
+ */
+export function testMessage(message: string, id = 'evt_test'): Message {
+  const event = { id, type: 'test', timestamp: iso(), data: { message } };
+  return { id: newId('delivery'), eventId: id, type: event.type, body: Buffer.from(JSON.stringify(event)) };
 }
 
 /** The keys of the two signatures. `plain` is for Farhand's own signature, `standard` for that of Standard Webhooks. */
