@@ -1,6 +1,6 @@
 // farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
 import { dirname } from 'node:path';
-import { brokerUnit, uncheckedDatabase } from '../shared/doctor/broker-checks.ts';
+import { brokerUnit, uncheckedDatabase } from '../shared/doctor/broker-service-checks.ts';
 import { formatFindings } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
 import { outputFormat } from '../shared/doctor/output-format.ts';

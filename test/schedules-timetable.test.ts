@@ -1,7 +1,7 @@
 // Due times of schedules, without a broker: expressions, time zones, daylight saving time, and refusals.
 import { expect, test } from 'vitest';
 import { wordsOf } from '../broker/schedules/cron.ts';
-import { checkedTimetable } from '../broker/schedules/due-times.ts';
+import { checkedTimetable } from '../broker/schedules/timetable.ts';
 import { AppError } from '../shared/errors.ts';
 import { seeded } from './seeded-random.ts';
 

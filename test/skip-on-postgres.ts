@@ -32,7 +32,7 @@ export const notOnPostgres: SkipReasons = {
   'schedules-clock-changes.test.ts': [
     ['leaps its clock on while rows of missed times are written', /^a clock set two hours forward/],
   ],
-  'schedules-daylight-saving.test.ts': [
+  'schedules-catch-up.test.ts': [
     [backups, /^with a history that was/],
     [fakeTime, /^schedules of a revoked key fail/],
   ],

@@ -17,9 +17,9 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
 import { found } from '../not-found.ts';
 import { publicError } from '../request-checks/public-error.ts';
-import type { RequestMetrics } from './about-broker.ts';
 import { serveConsole } from './console-files.ts';
 import { type Clients, type DispatchServices, dispatcher, requestIdOf } from './dispatch.ts';
+import type { RequestMetrics } from './info-health-and-metrics.ts';
 import { jsonType } from './reply.ts';
 import type { WebSocketServices, WebSocketUpgrades } from './websocket-upgrades.ts';
 

@@ -14,7 +14,7 @@ import { notFound } from '../not-found.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
-import { collectInventory } from './collect.ts';
+import { collectInventory } from './fetch-inventory.ts';
 import { type Inventory, InventoryRecords, type Package } from './records.ts';
 import { isBelow } from './versions/index.ts';
 

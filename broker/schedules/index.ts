@@ -10,7 +10,6 @@ import { found, notFound } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Schedule, StateTransaction } from '../state/in-memory-state.ts';
 import { refusal, wordsOf } from './cron.ts';
-import { checkedTimetable } from './due-times.ts';
 import { Launcher, paramsOf, type ScheduleContext } from './launch-run.ts';
 import { DueTimes } from './run-due-times.ts';
 import type { RanTimes, ScheduleRun } from './run-records.ts';
@@ -25,6 +24,7 @@ import {
   scheduleOf,
 } from './schedule-from-request.ts';
 import { findTimeZone } from './time-zone.ts';
+import { checkedTimetable } from './timetable.ts';
 import { TrackedSchedules } from './tracked-schedules.ts';
 import { type DueRun, dueRuns } from './upcoming.ts';
 import { mostWatches, PathWatches, tooManyWatches } from './watch-paths.ts';

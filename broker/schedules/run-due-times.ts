@@ -4,9 +4,9 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
 import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
-import type { Timetable } from './due-times.ts';
 import type { Launcher, ScheduleContext } from './launch-run.ts';
 import { newRun, type ScheduleRun, settledRun } from './run-records.ts';
+import type { Timetable } from './timetable.ts';
 import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedules.ts';
 
 /**

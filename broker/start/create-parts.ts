@@ -19,7 +19,7 @@ import { vaultFile } from '../deliveries/secret-vault.ts';
 import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import type { History } from '../history/history.ts';
-import { createMetrics, type Status, serviceHandlers } from '../http/about-broker.ts';
+import { createMetrics, type Status, serviceHandlers } from '../http/info-health-and-metrics.ts';
 import { Inventories } from '../inventory/index.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';

@@ -1,6 +1,5 @@
 // The table of all REST routes. The broker's router, the OpenAPI document, the SDK and the CLI verbs are made from it.
 import type * as z from 'zod';
-import { service } from './about-broker.ts';
 import { alertChannels } from './alert-channels.ts';
 import { alertRules, alerts } from './alerts.ts';
 import { audit } from './audit.ts';
@@ -9,6 +8,7 @@ import { brokers } from './brokers.ts';
 import { commands } from './commands.ts';
 import { events } from './events.ts';
 import { files } from './files.ts';
+import { service } from './info-health-and-metrics.ts';
 import { inventory } from './inventory.ts';
 import { joinTokens } from './join-tokens.ts';
 import { keys } from './keys.ts';

@@ -19,7 +19,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { doctor as brokerDoctor } from '../../broker/doctor.ts';
 import { loadAuthority } from '../../broker/link/certificate-authority.ts';
-import { startAdvice } from '../../shared/doctor/broker-checks.ts';
+import { startAdvice } from '../../shared/doctor/broker-service-checks.ts';
 import { fail } from '../../shared/doctor/check-result.ts';
 import { version } from '../../shared/version.ts';
 import { createLine, open } from '../cli-fixture.ts';

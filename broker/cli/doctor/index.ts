@@ -3,7 +3,7 @@
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { examineAgent } from '../../../shared/doctor/agent-checks.ts';
-import { brokerUnit, startAdvice, uncheckedDatabase } from '../../../shared/doctor/broker-checks.ts';
+import { brokerUnit, startAdvice, uncheckedDatabase } from '../../../shared/doctor/broker-service-checks.ts';
 import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/doctor/check-result.ts';
 import { examineDirectory } from '../../../shared/doctor/directory-checks.ts';
 import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-port.ts';

@@ -3,7 +3,7 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { type Key, KeyForm } from '../keys/key-form.tsx';
-import { Reach } from '../keys/key-rights-dialog.tsx';
+import { KeyRights } from '../keys/view-key-rights.tsx';
 import { me } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
@@ -134,7 +134,7 @@ interface KeyDialogProps extends Omit<KeyListProps, 'items'> {
 }
 
 function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
-  if (what === 'reach') return <Reach apiKey={apiKey} close={close} />;
+  if (what === 'reach') return <KeyRights apiKey={apiKey} close={close} />;
   if (what === 'edit') return <KeyForm apiKey={apiKey} close={close} saved={changed} />;
   if (what === 'rotate') {
     return (

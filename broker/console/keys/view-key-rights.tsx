@@ -35,7 +35,7 @@ async function machinesOf({ machine_ids, tags }: Key, signal: AbortSignal): Prom
   return { ids: [...found], total: found.size };
 }
 
-export function Reach({ apiKey, close }: { apiKey: Key; close: () => void }) {
+export function KeyRights({ apiKey, close }: { apiKey: Key; close: () => void }) {
   const { name, scopes, tags, machine_ids } = apiKey;
   const loaded = useData((signal) => machinesOf(apiKey, signal), [apiKey.id]);
   const everything = machine_ids === null && tags === null;
