@@ -2,7 +2,7 @@
 // them.
 import { examineAgent } from '../shared/doctor/agent-checks.ts';
 import { formatFindings } from '../shared/doctor/check-result.ts';
-import { outputFormat } from '../shared/doctor/output-format.ts';
+import { outputFormat } from '../shared/doctor/output-setting.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { withSettingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './settings-schema.ts';

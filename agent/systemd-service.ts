@@ -23,7 +23,7 @@ import { checkRoots } from './files/index.ts';
 import { readTokenFile } from './identity.ts';
 import { agentSettings, serviceSettings } from './settings-schema.ts';
 import { upgradeDirectory } from './upgrade/directory-shared-with-root.ts';
-import { planUpgradeUnit } from './upgrade/install-root-unit.ts';
+import { planUpgradeUnit } from './upgrade/install-root-unit-and-key.ts';
 
 const agent: Service = {
   name: 'farhand-agent',

@@ -3,7 +3,7 @@ import { dirname } from 'node:path';
 import { brokerUnit, uncheckedDatabase } from '../shared/doctor/broker-service-checks.ts';
 import { formatFindings } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
-import { outputFormat } from '../shared/doctor/output-format.ts';
+import { outputFormat } from '../shared/doctor/output-setting.ts';
 import { examineSigningKeys } from '../shared/doctor/stray-signing-keys.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { settingsOf, withSettingsOf } from '../shared/systemd/install.ts';

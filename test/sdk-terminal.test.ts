@@ -5,8 +5,8 @@ import { expect, onTestFinished, test } from 'vitest';
 import type { ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
-import { path, startTerminalServer } from './fake-terminal-socket.ts';
 import { takeFirst } from './take-first.ts';
+import { path, startTerminalServer } from './terminal-socket-server.ts';
 
 const ready = { type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24 } as const;
 

@@ -15,8 +15,12 @@ import { Farhand } from '../shared/sdk/index.ts';
 import { atEnd } from './close-after-tests.ts';
 import { freeAddress } from './find-free-ports.ts';
 import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './find-leaked-secrets.ts';
-import { type BrokerOptions, type StartedBrokers, startSeveralBrokers } from './start-more-brokers.ts';
 import { brokerCount, databaseFlags } from './start-postgres.ts';
+import {
+  type BrokerOptions,
+  type StartedBrokers,
+  startSeveralBrokers,
+} from './three-brokers-behind-proxy.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 

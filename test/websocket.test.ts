@@ -11,9 +11,9 @@ import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { fakeClock } from './fake-clock.ts';
-import { handshake, path, startTerminalServer } from './fake-terminal-socket.ts';
 import { call, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { takeFirst } from './take-first.ts';
+import { handshake, path, startTerminalServer } from './terminal-socket-server.ts';
 import { waitFor } from './wait-for.ts';
 
 /** The library `ws` gives each message as a Buffer by default. */

@@ -7,7 +7,7 @@ import { Login, Logo } from './login.tsx';
 import { identify, loggedIn, logOut, may, me } from './login-session.ts';
 import { menu } from './navigation-menu.ts';
 import { pages } from './pages.tsx';
-import { ConfirmLogin } from './parts/ask-for-key-again.tsx';
+import { ConfirmLogin } from './parts/confirm-with-key.tsx';
 import { Icon } from './parts/icon.tsx';
 import { IconButton } from './parts/icon-button.tsx';
 import * as icons from './parts/icons.ts';

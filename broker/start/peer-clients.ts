@@ -21,7 +21,7 @@ export async function createPeerClients(
   const [{ PeerClient }, { PeerCalls }, { createOtherBrokers }] = await Promise.all([
     import('../cluster/peers/forward-http-to-peer.ts'),
     import('../cluster/peers/forward-grpc-to-peer.ts'),
-    import('../cluster/peers/other-brokers.ts'),
+    import('../cluster/peers/call-owning-broker.ts'),
   ]);
   const leaf = await authority.peer();
   const clients = { http: new PeerClient(leaf, owners, log), grpc: new PeerCalls(leaf, owners) };

@@ -14,7 +14,7 @@ import { pinKey } from '../trusted-key.ts';
 import { DebianPackage } from './debian-package.ts';
 import type { Installer } from './installer-interface.ts';
 import { dropRequest, takeRequest, verifiedCopy } from './take-request.ts';
-import { TarVersions } from './tar-versions.ts';
+import { TarVersions } from './tar-installer.ts';
 import { faultOfNewVersion, faultOfRestored } from './try-version.ts';
 
 /**

@@ -2,9 +2,9 @@
 import { client } from '../api-client.ts';
 import { CommandList, statusChoice } from '../commands/command-list.tsx';
 import type { Happened } from '../live-updates.ts';
+import { NewButton, RunButton } from '../parts/action-buttons.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
-import { NewButton, RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { Select } from '../parts/small-components.tsx';

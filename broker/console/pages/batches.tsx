@@ -1,8 +1,8 @@
 // The page of all batches, each with the number of machines that are done.
 import { client } from '../api-client.ts';
 import { commandLine } from '../commands/command-list.tsx';
+import { RunButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
-import { RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';

@@ -7,8 +7,8 @@ import { useFleet } from '../machines/live-machine-list.ts';
 import { MachineCards } from '../machines/machine-cards.tsx';
 import { MachineTable, SelectAll } from '../machines/machine-table.tsx';
 import { clearSelection, selected, selecting } from '../machines/selected-machines.ts';
+import { NewButton, RunButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
-import { NewButton, RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
 import { place, setQuery, to } from '../router.ts';
 

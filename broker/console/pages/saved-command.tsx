@@ -10,10 +10,10 @@ import {
   type SavedCommand,
 } from '../commands/saved-command-texts.ts';
 import { may } from '../login-session.ts';
+import { DeleteButton } from '../parts/action-buttons.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { WithScopes } from '../parts/missing-scope.tsx';
-import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';

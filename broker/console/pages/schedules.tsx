@@ -1,7 +1,7 @@
 // The page of all schedules: the next run and the last result of each, and a button to run it now.
 import { client } from '../api-client.ts';
+import { NewButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';

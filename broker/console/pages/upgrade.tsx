@@ -2,8 +2,8 @@
 // displays the form that begins an upgrade instead.
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { CancelButton } from '../parts/action-buttons.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
-import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';

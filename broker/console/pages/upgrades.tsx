@@ -1,8 +1,8 @@
 // The page of all upgrades of agents, each with its waves and the number of machines that are done.
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { NewButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';

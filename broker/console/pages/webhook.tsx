@@ -3,10 +3,10 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { DeleteButton } from '../parts/action-buttons.tsx';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
 import { Confirm, State, Tags } from '../parts/small-components.tsx';

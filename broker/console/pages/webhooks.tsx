@@ -2,9 +2,9 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { NewButton } from '../parts/action-buttons.tsx';
 import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { OnOff } from '../parts/small-components.tsx';
