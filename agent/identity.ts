@@ -18,7 +18,7 @@ import { identityFile, readIdentity, type StoredIdentity } from '../shared/ident
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { hostPort } from '../shared/read-settings.ts';
-import { atPath, reasonOf } from '../shared/system-errors.ts';
+import { atPath, reasonOf } from '../shared/system-error-messages.ts';
 import { version } from '../shared/version.ts';
 import { enrollWith } from './link/dial.ts';
 import type { Identity } from './link/index.ts';

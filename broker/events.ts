@@ -5,7 +5,7 @@ import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId } from '../shared/ids.ts';
-import { Wake } from '../shared/slow-reader-backpressure.ts';
+import { Wake } from '../shared/wake.ts';
 import {
   type History,
   type HistoryTransaction,

@@ -4,7 +4,7 @@ import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { StartError } from '../shared/errors.ts';
 import { type SignedPackage, signatureFileOf } from '../shared/package-signature.ts';
-import { reasonOf } from '../shared/system-errors.ts';
+import { reasonOf } from '../shared/system-error-messages.ts';
 import { debName, makeDeb } from './package/debian-package.ts';
 import { makeNpm } from './package/npm-package.ts';
 import { makeProgram, type Program } from './package/program-directories.ts';

@@ -1,7 +1,7 @@
 // Parses the .proto files. To save memory, packages contain them as JSON (scripts/package/bundles.ts).
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
-import { home } from './shipped-files.ts';
+import { home } from './paths-in-checkout-or-package.ts';
 
 const root = new protobuf.Root();
 // Finds the file of a name such as farhand/agent/v1/agent.proto. Imports inside the protos use such names too.

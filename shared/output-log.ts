@@ -5,8 +5,9 @@ import { dirname, join } from 'node:path';
 import { outputWindowBytes, readerStallMs } from './command-and-terminal-limits.ts';
 import { syncDirectory } from './durable-file.ts';
 import { errnoOf, fromErrno } from './errors.ts';
-import { Backpressure, Wake } from './slow-reader-backpressure.ts';
+import { Backpressure } from './log-backpressure.ts';
 import { countTransferred } from './start-garbage-collection.ts';
+import { Wake } from './wake.ts';
 
 export interface OutputOptions {
   /** How many of the output's last bytes the log stores. It may store about a sixteenth (one segment) more. */

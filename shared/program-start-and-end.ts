@@ -3,7 +3,7 @@
 import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
-import { reasonOf } from './system-errors.ts';
+import { reasonOf } from './system-error-messages.ts';
 
 /** True if a Node version has the HTTP/2 fixes that the link needs. package.json has the same range. */
 export function nodeIsGood(version: string): boolean {

@@ -7,7 +7,7 @@ import * as z from 'zod';
 import { durationForm, parseDuration } from './duration.ts';
 import { errnoOf, StartError, UsageError } from './errors.ts';
 import { logLevels } from './logger.ts';
-import { reasonOf } from './system-errors.ts';
+import { reasonOf } from './system-error-messages.ts';
 
 export interface Setting<T extends z.ZodType = z.ZodType> {
   /** Parses the text of a flag or variable, or the value in the file. */

@@ -4,7 +4,7 @@ import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.t
 import { sleep } from '../../shared/clock.ts';
 import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
+import { Wake } from '../../shared/wake.ts';
 import type { IsProtected } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';

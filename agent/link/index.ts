@@ -19,7 +19,7 @@ import { controlFlow } from '../../shared/http2-windows.ts';
 import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { reasonOf } from '../../shared/system-errors.ts';
+import { reasonOf } from '../../shared/system-error-messages.ts';
 import { version } from '../../shared/version.ts';
 import { Calls, type CallsOptions, openCalls } from './answer-calls.ts';
 import type { BrokerAddresses } from './broker-addresses.ts';

@@ -7,10 +7,10 @@ import { OutputLog } from '../../shared/output-log.ts';
 import { isSignal } from '../../shared/signals.ts';
 import { outputNames, type Recovered } from './crash-recovery.ts';
 import { follow } from './follow-output.ts';
-import type { Exit } from './journal.ts';
 import { signalGroup } from './kill-tree.ts';
 import { plan } from './launch-plan.ts';
 import { type Input, Piped, type PipeNames } from './pipes.ts';
+import type { Exit } from './process-journal.ts';
 import { ProcessTable, Tracked } from './process-registry.ts';
 import type { Parts, Prepared } from './process-supervisor.ts';
 

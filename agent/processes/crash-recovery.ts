@@ -6,8 +6,15 @@ import { now } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type OutputLog, openOutput } from '../../shared/output-log.ts';
-import { type Exit, Journal, type JournalEntry, type Line, parseLines, readJournal } from './journal.ts';
 import { killTree, Tree } from './kill-tree.ts';
+import {
+  type Exit,
+  Journal,
+  type JournalEntry,
+  type Line,
+  parseLines,
+  readJournal,
+} from './process-journal.ts';
 import type { Limits, Parts } from './process-supervisor.ts';
 import { marksOf } from './spawner/index.ts';
 

@@ -2,10 +2,10 @@
 // States of an entry: accepted -> running -> over, accepted -> over, accepted -> refused.
 import { now } from '../../shared/clock.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
+import { Wake } from '../../shared/wake.ts';
 import { unseen } from './crash-recovery.ts';
-import type { Exit, JournalEntry, ProcessKind } from './journal.ts';
 import { NotStarted } from './launch-plan.ts';
+import type { Exit, JournalEntry, ProcessKind } from './process-journal.ts';
 import {
   type Ending,
   endings,

@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs';
 import { type Finding, ok, warn } from '../../shared/doctor/check-result.ts';
 import { StartError } from '../../shared/errors.ts';
 import { fingerprintOf } from '../../shared/package-signature.ts';
-import { home } from '../../shared/shipped-files.ts';
+import { home } from '../../shared/paths-in-checkout-or-package.ts';
 import { runsSystemd } from '../../shared/systemd/control.ts';
 import type { AgentSettings } from '../settings-schema.ts';
 import { installedKind, kindOfHome, readResult } from './directory-shared-with-root.ts';

@@ -12,7 +12,7 @@ import { writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, fromErrno, isErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { fingerprintOf, signatureJson } from '../../shared/package-signature.ts';
-import { home } from '../../shared/shipped-files.ts';
+import { home } from '../../shared/paths-in-checkout-or-package.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import { Upload } from '../files/upload-messages.ts';
 import type { Processes } from '../processes/index.ts';

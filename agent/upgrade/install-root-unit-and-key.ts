@@ -5,7 +5,7 @@ import { chmod, chown, mkdir, realpath } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
-import { home, shipped } from '../../shared/shipped-files.ts';
+import { home, shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import type { Installation } from '../../shared/systemd/install.ts';
 import { kindOfHome, upgradeDirectory, upgradePaths } from './directory-shared-with-root.ts';
 import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';

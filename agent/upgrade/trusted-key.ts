@@ -6,7 +6,7 @@ import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { publicKeyOf, rawPublicKey } from '../../shared/identity-proof.ts';
 import { fingerprintOf } from '../../shared/package-signature.ts';
-import { reasonOf } from '../../shared/system-errors.ts';
+import { reasonOf } from '../../shared/system-error-messages.ts';
 import { upgradeDirectory, upgradePaths } from './directory-shared-with-root.ts';
 
 const usage =

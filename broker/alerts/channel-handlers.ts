@@ -10,7 +10,7 @@ import { assertUrl } from '../deliveries/address-guard.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
 import { deliveryRows } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import { testMessage } from '../deliveries/signature.ts';
 import type { History, Row } from '../history/history.ts';
 import { found } from '../not-found.ts';

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { connect, isIP } from 'node:net';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import type { AddressGuard } from '../deliveries/address-guard.ts';
-import type { Answered } from '../deliveries/sender.ts';
+import type { Answered } from '../deliveries/attempt-delivery.ts';
 import type { Message } from './notification-formats.ts';
 
 interface Mail {

@@ -8,7 +8,7 @@ import { writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 import { reasonOf as causeOf } from '../../shared/sdk/error.ts';
 import { Farhand, FarhandError, type FarhandOptions } from '../../shared/sdk/index.ts';
-import { atPath, reasonOf } from '../../shared/system-errors.ts';
+import { atPath, reasonOf } from '../../shared/system-error-messages.ts';
 import { hint } from './print.ts';
 import type { Trust } from './transport.ts';
 

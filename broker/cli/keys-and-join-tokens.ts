@@ -2,9 +2,9 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { scopes } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
+import { packaged } from '../../shared/paths-in-checkout-or-package.ts';
 import { quoteForShell } from '../../shared/quote-for-shell.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { packaged } from '../../shared/shipped-files.ts';
 import { list } from './declare-verb.ts';
 import { checkPrinted } from './output-and-signals.ts';
 import { type Format, hint } from './print.ts';

@@ -4,7 +4,7 @@ import { reason } from '../../shared/doctor/check-result.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program-start-and-end.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
-import { reasonOf } from '../../shared/system-errors.ts';
+import { reasonOf } from '../../shared/system-error-messages.ts';
 import { Exit, watchOutputs } from './output-and-signals.ts';
 import { clean, hint } from './print.ts';
 import { createProgram } from './verb-tree.ts';

@@ -6,7 +6,7 @@ import { TLSSocket } from 'node:tls';
 import * as undici from 'undici';
 import { StartError } from '../../shared/errors.ts';
 import type { FarhandOptions } from '../../shared/sdk/index.ts';
-import { atPath, reasonOf } from '../../shared/system-errors.ts';
+import { atPath, reasonOf } from '../../shared/system-error-messages.ts';
 
 /** How the broker's certificate is verified. */
 export interface Trust {

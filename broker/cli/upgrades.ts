@@ -7,7 +7,7 @@ import { sleep } from '../../shared/clock.ts';
 import { definedFields } from '../../shared/defined-fields.ts';
 import { isErrno, StartError, UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { atPath } from '../../shared/system-errors.ts';
+import { atPath } from '../../shared/system-error-messages.ts';
 import { verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { Exit, onStop, writeNow } from './output-and-signals.ts';

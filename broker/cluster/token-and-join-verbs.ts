@@ -12,7 +12,7 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import { newSecret } from '../../shared/ids.ts';
 import { createLogger, logLevels } from '../../shared/logger.ts';
 import { helpText, type Invocation, readSettings } from '../../shared/read-settings.ts';
-import { reasonOf } from '../../shared/system-errors.ts';
+import { reasonOf } from '../../shared/system-error-messages.ts';
 import { withSettingsOf } from '../../shared/systemd/install.ts';
 import { SecretVault, vaultFile } from '../deliveries/secret-vault.ts';
 import { PostgresListener } from '../history/postgres-listener.ts';

@@ -21,7 +21,7 @@ import {
   type Tally,
 } from './command-record.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './command-to-json.ts';
-import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch.ts';
+import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch-output.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './read-output.ts';
 import { commandWith } from './saved-commands.ts';

@@ -15,7 +15,7 @@ import {
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import { rowsSince } from '../history/time-ordered-table.ts';
 import { allOf } from '../paging.ts';
-import type { Outcome } from './sender.ts';
+import type { Outcome } from './attempt-delivery.ts';
 
 type Serialized = Reply<Api['webhooks']['deliveries']>['items'][number];
 type Last = NonNullable<Reply<Api['webhooks']['get']>['last_delivery']>;

@@ -3,10 +3,10 @@
 import { StartError } from '../../shared/errors.ts';
 import type { History } from '../history/history.ts';
 import { AddressGuard, type Network, networkOf } from './address-guard.ts';
+import { Sender } from './attempt-delivery.ts';
 import { DeliveryStore } from './delivery-store.ts';
 import { type ResolveName, resolveName } from './resolve-name.ts';
 import { SecretVault } from './secret-vault.ts';
-import { Sender } from './sender.ts';
 
 export interface DeliverySettings {
   /** Directory of the key file for the secrets. */

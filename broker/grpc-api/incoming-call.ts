@@ -10,7 +10,7 @@ import { after, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, codes } from '../../shared/errors.ts';
 import { requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { readStream } from '../../shared/slow-reader-backpressure.ts';
+import { readStream } from '../../shared/wake.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import type { Elsewhere, Peers } from '../cluster/peers/route-to-owner.ts';
 import type { Commands } from '../commands/index.ts';

@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import type { ClientConfig } from 'pg';
 import { StartError } from '../../shared/errors.ts';
 import { isLoopback } from '../../shared/loopback.ts';
-import { atPath, reasonOf } from '../../shared/system-errors.ts';
+import { atPath, reasonOf } from '../../shared/system-error-messages.ts';
 
 export interface PostgresSettings {
   database_url: string;

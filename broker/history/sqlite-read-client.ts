@@ -1,6 +1,6 @@
 // Reads history.db by means of another thread, so that a long query delays no other request.
 import { Worker } from 'node:worker_threads';
-import { historyReaderProgram } from '../../shared/shipped-files.ts';
+import { historyReaderProgram } from '../../shared/paths-in-checkout-or-package.ts';
 import type { Query, Row } from './database-interface.ts';
 
 /** The messages between this class and its thread. */

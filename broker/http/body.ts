@@ -14,8 +14,8 @@ import { after } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Quota } from '../../shared/quota.ts';
-import { readStream } from '../../shared/slow-reader-backpressure.ts';
 import { countTransferred } from '../../shared/start-garbage-collection.ts';
+import { readStream } from '../../shared/wake.ts';
 
 /** Milliseconds in which a whole JSON body must arrive. */
 const maxMs = 300_000;

@@ -5,7 +5,7 @@ import { readFile } from 'node:fs/promises';
 import { extname, join } from 'node:path';
 import type { Context, Next } from 'koa';
 import { AppError, isErrno } from '../../shared/errors.ts';
-import { home, shipped } from '../../shared/shipped-files.ts';
+import { home, shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import { newNonce, pagePolicy } from './content-security-policy.ts';
 import { sendRaw } from './reply.ts';
 

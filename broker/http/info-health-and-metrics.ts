@@ -7,7 +7,7 @@ import { dirname, join } from 'node:path';
 import { collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import type { Handlers, RawReply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
-import { shipped } from '../../shared/shipped-files.ts';
+import { shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';

@@ -14,7 +14,7 @@ import { headerName, type Route } from '../../shared/api/route.ts';
 import { allRoutes } from '../../shared/api/route-table.ts';
 import { named } from '../../shared/api/shared-schemas.ts';
 import { type Code, codes } from '../../shared/errors.ts';
-import { shipped } from '../../shared/shipped-files.ts';
+import { shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import { version } from '../../shared/version.ts';
 import { parserOf } from '../request-checks/authorize.ts';
 

@@ -21,7 +21,7 @@ import type { Machine, State } from '../state/in-memory-state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
 import type { LinkLimits } from './limits-per-minute.ts';
-import type { LinkSettings } from './link-settings.ts';
+import type { LinkSettings } from './link-times-and-limits.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 

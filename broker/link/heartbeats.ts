@@ -1,6 +1,6 @@
 // Sends the heartbeats of all links when they are due, and finds silent machines. A single timer does both.
 import { every, monotonic } from '../../shared/clock.ts';
-import type { LinkSettings } from './link-settings.ts';
+import type { LinkSettings } from './link-times-and-limits.ts';
 
 /** A link that gets heartbeats. Its methods must not throw. */
 interface Beating {

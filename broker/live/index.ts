@@ -6,7 +6,7 @@ import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.
 import type { CommandId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
+import { Wake } from '../../shared/wake.ts';
 import type { Commands } from '../commands/index.ts';
 import type { Events } from '../events.ts';
 import { mergeStreams } from '../merge-streams.ts';

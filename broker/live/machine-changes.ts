@@ -3,7 +3,7 @@
 
 import type { Caller } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
+import { Wake } from '../../shared/wake.ts';
 import { type LiveMachine, liveOf, type MachineSources } from '../machines/machine-to-json.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
 

@@ -3,8 +3,8 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { isLoopback } from '../../shared/loopback.ts';
+import { home, shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import { quoteForShell } from '../../shared/quote-for-shell.ts';
-import { home, shipped } from '../../shared/shipped-files.ts';
 
 /** Addresses at which machines connect to this broker. */
 export interface Addresses {

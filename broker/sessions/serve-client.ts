@@ -10,7 +10,7 @@ import { monotonic } from '../../shared/clock.ts';
 import { terminalReplayBytes } from '../../shared/command-and-terminal-limits.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
+import { Wake } from '../../shared/wake.ts';
 import type { Link } from '../presence/index.ts';
 import type { OpenSession } from './session.ts';
 import type { Attached } from './session-records.ts';

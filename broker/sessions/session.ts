@@ -9,7 +9,7 @@ import { after, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
+import { Wake } from '../../shared/wake.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link } from '../presence/index.ts';
 import type { Attached, Session, SessionRecords, Status } from './session-records.ts';

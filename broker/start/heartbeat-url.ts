@@ -2,7 +2,7 @@
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { version } from '../../shared/version.ts';
-import type { Sender } from '../deliveries/sender.ts';
+import type { Sender } from '../deliveries/attempt-delivery.ts';
 
 interface HeartbeatParts {
   sender: Sender;

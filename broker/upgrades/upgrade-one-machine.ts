@@ -6,7 +6,7 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Semaphore } from '../../shared/semaphore.ts';
 import type { Cluster } from '../cluster/owners.ts';
-import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import { heldOrPinned, packageFor, type Refusal } from '../packages/can-machine-upgrade.ts';

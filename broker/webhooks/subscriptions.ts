@@ -1,11 +1,11 @@
 // Decides which webhooks get an event. The decision is checked again before every attempt to send the event.
 import { names, scopeOfType } from '../../shared/api/events.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Outcome } from '../deliveries/attempt-delivery.ts';
 import type { Receivers } from '../deliveries/delivery-queue.ts';
 import type { Delivery, EventKind } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/rights-of-key.ts';
-import type { Outcome } from '../deliveries/sender.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import { headersOf, type Message, type Signer, signerOf } from '../deliveries/signature.ts';
 import type { Events } from '../events.ts';
 import type { HistoryTransaction } from '../history/history.ts';

@@ -3,7 +3,7 @@
 import { createServer } from 'node:http';
 import Router from '@koa/router';
 import Koa from 'koa';
-import { listenAndReport } from './free-ports.ts';
+import { listenAndReport } from './listen-on-free-port.ts';
 
 const [url = '', key = ''] = process.argv.slice(2);
 const answer: unknown = await (

@@ -3,7 +3,7 @@ import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import { delimiter, join } from 'node:path';
 import type { Table } from './compare-programs-in-turns.ts';
-import { freePort } from './free-ports.ts';
+import { freePort } from './listen-on-free-port.ts';
 import { run, until } from './start-and-measure-programs.ts';
 
 export interface Ssh {

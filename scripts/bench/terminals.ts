@@ -13,7 +13,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { p50AndP99, partsOf, rounded, settle, Table } from './compare-programs-in-turns.ts';
-import { connectSsh2 } from './connect-ssh2.ts';
+import { connectSsh2 } from './ssh2-client.ts';
 import { at, bench, type Farhand, machineId, run, startFarhand } from './start-and-measure-programs.ts';
 import { isInstalled, type Ssh, startSsh } from './start-sshd.ts';
 import {

@@ -14,7 +14,7 @@ import {
   signKeyChange,
   signPackage,
 } from '../../shared/package-signature.ts';
-import { reasonOf } from '../../shared/system-errors.ts';
+import { reasonOf } from '../../shared/system-error-messages.ts';
 
 export interface Signer {
   /** The public key, as PEM. */

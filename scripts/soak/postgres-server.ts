@@ -6,7 +6,7 @@ import { chmodSync, chownSync, mkdirSync, readdirSync, readFileSync, rmSync } fr
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client } from 'pg';
-import { freePort } from '../bench/free-ports.ts';
+import { freePort } from '../bench/listen-on-free-port.ts';
 
 const installed = '/usr/lib/postgresql';
 /** User and group id for PostgreSQL if the test runs as root, because PostgreSQL refuses to run as root. */

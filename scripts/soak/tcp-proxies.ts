@@ -1,7 +1,7 @@
 // Two TCP proxies. One divides connections among servers; the other can stall, as if its server had vanished from the
 // network.
 import { connect, createServer, type Socket } from 'node:net';
-import { listen } from '../bench/free-ports.ts';
+import { listen } from '../bench/listen-on-free-port.ts';
 
 /** Starts a proxy that connects each client to the next server, and skips servers that do not answer. */
 export async function startRoundRobin(addresses: readonly string[]) {

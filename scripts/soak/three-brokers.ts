@@ -2,7 +2,7 @@
 import { copyFileSync, existsSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';
-import { freePort } from '../bench/free-ports.ts';
+import { freePort } from '../bench/listen-on-free-port.ts';
 import { firstSecrets, program, type Running, startAgent } from '../bench/start-and-measure-programs.ts';
 import { type PostgresServer, startPostgres } from './postgres-server.ts';
 import { type StallingProxy, startRoundRobin, startStallingProxy } from './tcp-proxies.ts';

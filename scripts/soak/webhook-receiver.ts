@@ -1,6 +1,6 @@
 // A receiver of webhooks that records the ids of the events that it got.
 import { createServer } from 'node:http';
-import { listen } from '../bench/free-ports.ts';
+import { listen } from '../bench/listen-on-free-port.ts';
 
 export async function startReceiver() {
   const ids: string[] = [];

@@ -10,7 +10,7 @@ import {
   requestedPath,
   sha256,
   writeErrors,
-} from './file-entry.ts';
+} from './file-paths-and-entries.ts';
 import {
   encoded,
   group,

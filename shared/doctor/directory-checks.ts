@@ -4,7 +4,7 @@ import { stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
 import { errnoOf, isErrno, StartError } from '../errors.ts';
 import { userName } from '../program-start-and-end.ts';
-import { reasonOf } from '../system-errors.ts';
+import { reasonOf } from '../system-error-messages.ts';
 import { type Finding, fail, ok, warn } from './check-result.ts';
 
 const gib = 1024 ** 3;

@@ -2,7 +2,7 @@
 import type * as z from 'zod';
 import type { Route } from '../api/route.ts';
 import type { Api, ListMeta } from '../api/route-table.ts';
-import type { Attached } from './request.ts';
+import type { Attached } from './build-request.ts';
 import type { Terminal, TerminalSettings } from './terminal.ts';
 
 export interface CallSettings {

@@ -2,13 +2,12 @@
 
 import type { Route } from '../api/route.ts';
 import { allRoutes } from '../api/route-table.ts';
-
+import { type Attached, type Connection, prepare, socketUrl } from './build-request.ts';
 import type { CallSettings, ListResult, Namespaces } from './call-types.ts';
 import { envelopeOf, failureOf } from './error.ts';
 import { type FollowOptions, follow } from './follow-events.ts';
 import { allItems, Lazy } from './iterable-result.ts';
 import { chunksOf, objectsOf } from './parse-lines-and-sse.ts';
-import { type Attached, type Connection, prepare, socketUrl } from './request.ts';
 import { checkedBody, send, textOf } from './send.ts';
 import { openTerminal, type TerminalSettings } from './terminal.ts';
 

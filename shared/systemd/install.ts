@@ -5,8 +5,8 @@ import { basename, dirname, join } from 'node:path';
 import { monotonic, now, sleep } from '../clock.ts';
 import { writeDurably } from '../durable-file.ts';
 import { StartError } from '../errors.ts';
+import * as layout from '../paths-in-checkout-or-package.ts';
 import { type FileContent, readRegularFile } from '../regular-file.ts';
-import * as layout from '../shipped-files.ts';
 import {
   complaints,
   lastLines,

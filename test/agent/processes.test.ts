@@ -24,7 +24,7 @@ import { join } from 'node:path';
 import { gunzipSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { type Processes, type ProcessesOptions, startProcesses } from '../../agent/processes/index.ts';
-import { Journal, readJournal } from '../../agent/processes/journal.ts';
+import { Journal, readJournal } from '../../agent/processes/process-journal.ts';
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';

@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import { compileCache, spawnerProgram } from '../../../shared/shipped-files.ts';
+import { compileCache, spawnerProgram } from '../../../shared/paths-in-checkout-or-package.ts';
 import { killTree, type Leader, Tree } from '../kill-tree.ts';
 import { marker } from '../launch-plan.ts';
 import type { Exited, SpawnReport, SpawnRequest } from './messages.ts';

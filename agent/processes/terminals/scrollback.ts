@@ -2,7 +2,8 @@
 
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
-import { Backpressure, type Wake } from '../../../shared/slow-reader-backpressure.ts';
+import { Backpressure } from '../../../shared/log-backpressure.ts';
+import type { Wake } from '../../../shared/wake.ts';
 
 interface Block {
   start: number;

@@ -4,10 +4,10 @@ import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/
 import { after, monotonic, sleep } from '../../../shared/clock.ts';
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
+import type { ReaderPosition } from '../../../shared/log-backpressure.ts';
 import { isSignal } from '../../../shared/signals.ts';
-import type { ReaderPosition } from '../../../shared/slow-reader-backpressure.ts';
-import type { Exit } from '../journal.ts';
 import { signalGroup } from '../kill-tree.ts';
+import type { Exit } from '../process-journal.ts';
 import { Tracked } from '../process-registry.ts';
 import type { Limits } from '../process-supervisor.ts';
 import { checkedSize, type Pty, type Size } from './pty.ts';

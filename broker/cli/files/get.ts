@@ -4,7 +4,7 @@ import { lstat, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { atPath } from '../../../shared/system-errors.ts';
+import { atPath } from '../../../shared/system-error-messages.ts';
 import { write } from '../output-and-signals.ts';
 import { extractNew, writeChunks } from './local-tar.ts';
 import { tarBytes, withProgress } from './progress.ts';

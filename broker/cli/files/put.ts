@@ -5,7 +5,7 @@ import { lstat, readdir, realpath, stat } from 'node:fs/promises';
 import { resolve as absolute, join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { atPath } from '../../../shared/system-errors.ts';
+import { atPath } from '../../../shared/system-error-messages.ts';
 import { Interrupted } from '../output-and-signals.ts';
 import { assertInput } from '../prompt.ts';
 import { pack } from './local-tar.ts';

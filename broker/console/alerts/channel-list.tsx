@@ -5,7 +5,7 @@ import { may } from '../login-session.ts';
 import { NewButton } from '../parts/action-buttons.tsx';
 import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty } from '../parts/page.tsx';
+import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { OnOff } from '../parts/small-components.tsx';
 import { go, to } from '../router.ts';

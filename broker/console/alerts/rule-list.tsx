@@ -6,7 +6,7 @@ import { limitsText } from '../machines/limits-fields.tsx';
 import { NewButton } from '../parts/action-buttons.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty } from '../parts/page.tsx';
+import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Confirm, OnOff } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';

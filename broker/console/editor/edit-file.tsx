@@ -5,7 +5,7 @@ import { baseOf } from '../files/paths.ts';
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty, Show } from '../parts/page.tsx';
+import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Confirm } from '../parts/small-components.tsx';
 import { say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';

@@ -6,7 +6,7 @@ import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty } from '../parts/page.tsx';
+import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { actions, type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { bytesText } from '../time.ts';

@@ -7,7 +7,7 @@ import { Icon } from '../parts/icon.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
-import { Empty, Failed, Placeholder, Show } from '../parts/page.tsx';
+import { Empty, Failed, Placeholder, Show } from '../parts/loading-failed-or-empty.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { Choice, Confirm } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';

@@ -3,7 +3,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty, Failed, Placeholder } from '../parts/page.tsx';
+import { Empty, Failed, Placeholder } from '../parts/loading-failed-or-empty.tsx';
 import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { bytesText, soon } from '../time.ts';

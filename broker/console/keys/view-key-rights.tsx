@@ -1,7 +1,7 @@
 // The dialog with the rights of a key: its scopes in words, and the machines that it may use now.
 import { client } from '../api-client.ts';
 import { learnNames, nameOf } from '../machines/names.tsx';
-import { Show } from '../parts/page.tsx';
+import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { Dialog } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';

@@ -5,7 +5,7 @@ import type { Happened } from '../live-updates.ts';
 import { NewButton, RunButton } from '../parts/action-buttons.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty } from '../parts/page.tsx';
+import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { Select } from '../parts/small-components.tsx';
 import { to } from '../router.ts';

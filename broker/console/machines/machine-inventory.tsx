@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { Show } from '../parts/page.tsx';
+import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { type Column, List } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { Ago, Card, Fact, More, useClick } from '../parts/small-components.tsx';

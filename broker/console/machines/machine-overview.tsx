@@ -5,7 +5,7 @@ import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { Bar } from '../parts/bar-and-sparkline.tsx';
 import { Chart } from '../parts/chart.tsx';
-import { Empty, Show } from '../parts/page.tsx';
+import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Ago, Card, Choice, Fact } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, type Params } from '../router.ts';

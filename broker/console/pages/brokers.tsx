@@ -2,7 +2,8 @@
 import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import * as icons from '../parts/icons.ts';
-import { Empty, Page, Show } from '../parts/page.tsx';
+import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
+import { Page } from '../parts/page.tsx';
 import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';

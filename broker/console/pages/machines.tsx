@@ -9,7 +9,8 @@ import { MachineTable, SelectAll } from '../machines/machine-table.tsx';
 import { clearSelection, selected, selecting } from '../machines/selected-machines.ts';
 import { NewButton, RunButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
+import { Empty, Failed, Placeholder } from '../parts/loading-failed-or-empty.tsx';
+import { Page } from '../parts/page.tsx';
 import { place, setQuery, to } from '../router.ts';
 
 export function Machines() {

@@ -2,7 +2,8 @@
 import { client } from '../api-client.ts';
 import { NewButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty, Page } from '../parts/page.tsx';
+import { Empty } from '../parts/loading-failed-or-empty.tsx';
+import { Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';

@@ -3,8 +3,9 @@
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { CancelButton } from '../parts/action-buttons.tsx';
+import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
-import { Empty, Page, Show } from '../parts/page.tsx';
+import { Page } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';

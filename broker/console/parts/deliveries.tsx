@@ -6,7 +6,7 @@ import { may } from '../login-session.ts';
 import { durationText, fullTime } from '../time.ts';
 import { Icon } from './icon.tsx';
 import * as icons from './icons.ts';
-import { Show } from './page.tsx';
+import { Show } from './loading-failed-or-empty.tsx';
 import { LongList, type Read } from './paged-list.tsx';
 import { Ago, State } from './small-components.tsx';
 import { attempt, say, sayError } from './toasts.tsx';

@@ -2,7 +2,7 @@
 import { createElement } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { Page, Params } from '../router.ts';
-import { Failed, Placeholder } from './page.tsx';
+import { Failed, Placeholder } from './loading-failed-or-empty.tsx';
 
 /** A page whose script is loaded when it is first opened. */
 export function later(load: () => Promise<Page>): Page {

@@ -3,7 +3,7 @@ import type { ComponentChildren } from 'preact';
 import type { Scope } from '../../../shared/api/route.ts';
 import { may } from '../login-session.ts';
 import { key } from './icons.ts';
-import { Empty } from './page.tsx';
+import { Empty } from './loading-failed-or-empty.tsx';
 
 export function MissingScope({ scope }: { scope: Scope }) {
   return (

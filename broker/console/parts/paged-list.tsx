@@ -3,7 +3,7 @@ import type { ComponentChildren } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import type { ListResult } from '../../../shared/sdk/index.ts';
 import type { Happened } from '../live-updates.ts';
-import { Show } from './page.tsx';
+import { Show } from './loading-failed-or-empty.tsx';
 import { More } from './small-components.tsx';
 import { attempt } from './toasts.tsx';
 import { useData } from './use-data.ts';

@@ -5,7 +5,7 @@ import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
-import { Empty, Placeholder, Show } from '../parts/page.tsx';
+import { Empty, Placeholder, Show } from '../parts/loading-failed-or-empty.tsx';
 import { useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';

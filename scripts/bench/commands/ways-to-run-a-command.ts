@@ -132,7 +132,7 @@ function completed({ id, status, exit_code }: Answer): void {
 
 /** Runs all commands over one connection. */
 async function ssh2Way(ssh: Ssh): Promise<Way> {
-  const { connectSsh2 } = await import('../connect-ssh2.ts');
+  const { connectSsh2 } = await import('../ssh2-client.ts');
   const client = await connectSsh2(ssh);
   const exec = (command: string): Promise<number> =>
     new Promise((resolve, reject) => {

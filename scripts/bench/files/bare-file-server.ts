@@ -4,7 +4,7 @@ import { createReadStream, createWriteStream, statSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { basename, join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
-import { listenAndReport } from '../free-ports.ts';
+import { listenAndReport } from '../listen-on-free-port.ts';
 
 const [folder = ''] = process.argv.slice(2);
 

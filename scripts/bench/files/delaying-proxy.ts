@@ -1,6 +1,6 @@
 // Simulates a distant link: a TCP proxy that forwards every chunk some milliseconds after its arrival.
 import { connect, createServer, type Socket } from 'node:net';
-import { listenAndReport } from '../free-ports.ts';
+import { listenAndReport } from '../listen-on-free-port.ts';
 
 const [target = '', delay = ''] = process.argv.slice(2);
 const [host = '', port = ''] = target.split(':');

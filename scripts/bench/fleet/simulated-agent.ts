@@ -11,7 +11,7 @@ import { connect as connectTcp } from 'node:net';
 import { connect as connectTls, type SecureContext } from 'node:tls';
 import type { ConnectResponse__Output } from '../../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import { decode, decodeIncoming, encode, FrameReader, frame } from './proto-and-grpc-frames.ts';
-import { capabilities, SimulatedMachine, served } from './simulated-machine.ts';
+import { capabilities, SimulatedMachine, served } from './simulated-reports-and-answers.ts';
 
 /** How an agent dials its broker. */
 export interface Way {

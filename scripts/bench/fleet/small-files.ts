@@ -2,7 +2,7 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
-import { connectSsh2 } from '../connect-ssh2.ts';
+import { connectSsh2 } from '../ssh2-client.ts';
 import { median, startAgent, timed } from '../start-and-measure-programs.ts';
 import { type Ssh, startSsh } from '../start-sshd.ts';
 import type { Fleet } from './fleet-context.ts';

@@ -1,6 +1,6 @@
 // A receiver of webhooks for the bench. It counts deliveries by path and id, and measures their delays.
 import { createServer } from 'node:http';
-import { listenAndReport } from '../free-ports.ts';
+import { listenAndReport } from '../listen-on-free-port.ts';
 
 const ids = new Map<string, Set<string>>();
 const late: number[] = [];

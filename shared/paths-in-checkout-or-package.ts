@@ -1,7 +1,7 @@
 // Finds Farhand's own files, in a checkout or in a package. In a package, the bundled programs are in lib/.
 import { dirname, join } from 'node:path';
 
-/** Path of this module: shared/shipped-files.ts in a checkout, a bundled program in a package. */
+/** Path of this module: shared/paths-in-checkout-or-package.ts in a checkout, a bundled program in a package. */
 const here = import.meta.filename;
 export const packaged = here.endsWith('.js');
 
