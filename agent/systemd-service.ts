@@ -110,6 +110,7 @@ async function planAgent(
   { join_token: _, ...given }: Record<string, unknown>,
   command: readonly string[],
 ): Promise<Plan> {
+  const token = await tokenOf(settings);
   const by = `--broker ${settings.broker.map(quoteForShell).join(',')}`;
   const file = quoteForShell(settings.join_token_file ?? 'FILE');
   needSystemd(
@@ -117,7 +118,6 @@ async function planAgent(
     true,
     `start the agent without a service: ${agent.name} ${by} --join-token-file ${file}`,
   );
-  const token = await tokenOf(settings);
   await checkRoots(settings.root);
   await checkMachine(token);
   const { user = agent.name, allow_sudo } = settings;

@@ -175,14 +175,14 @@ describe('the command line ends', () => {
     expect(readdirSync(dataDir)).toEqual([]);
   });
 
-  test.each<[string, Environment]>([
-    ['neither a URL nor a key', {}],
-    ['a URL without a key', { FARHAND_URL: 'http://127.0.0.1:1' }],
-    ['a key without a URL', { FARHAND_API_KEY: 'x' }],
-  ])('with 78 and a line that helps when the environment has %s', async (_what, env) => {
+  test.each<[string, Environment, string]>([
+    ['neither a URL nor a key', {}, 'FARHAND_URL'],
+    ['a URL without a key', { FARHAND_URL: 'http://127.0.0.1:1' }, 'farhand login http://127.0.0.1:1'],
+    ['a key without a URL', { FARHAND_API_KEY: 'x' }, 'FARHAND_URL'],
+  ])('with 78 and a line that helps when the environment has %s', async (_what, env, part) => {
     const { code, stdout, stderr } = await run('cli', ['auth', 'create-key'], env);
     expect([code, stdout, stderr.trimEnd().split('\n').length]).toEqual([78, '', 1]);
-    for (const part of ['FARHAND_URL', 'FARHAND_API_KEY', '--data-dir']) expect(stderr).toContain(part);
+    for (const text of [part, 'FARHAND_API_KEY', '--data-dir']) expect(stderr).toContain(text);
   });
 
   test('with 1 and a line that names the broker when it does not answer', async () => {

@@ -7,6 +7,7 @@ import { agentSettings } from '../../agent/settings-schema.ts';
 import { upgradePaths } from '../../agent/upgrade/directory-shared-with-root.ts';
 import { examineUpgrades } from '../../agent/upgrade/doctor-checks.ts';
 import { scriptFor } from '../../broker/packages/install.ts';
+import { joinTokenText } from '../../shared/join-token.ts';
 import { readSettings } from '../../shared/read-settings.ts';
 import { shippedProgram } from '../bundled-programs.ts';
 import { temporaryFolder } from '../start-farhand.ts';
@@ -33,16 +34,17 @@ describe.skipIf(hasSystemd)('without systemd (needs a machine where systemd does
 
   test('farhand-agent install prints the command that starts the agent by hand, and makes no file', () => {
     const home = temporaryFolder('home');
-    const argv = ['install', '--broker', 'b.test:8421', '--join-token-file', 'no such file', '--name', 'web'];
+    writeFileSync(join(home, 'my token'), joinTokenText('x'.repeat(43), '0'.repeat(64), undefined));
+    const argv = ['install', '--broker', 'b.test:8421', '--join-token-file', 'my token', '--name', 'web'];
     const { status, stderr } = spawnSync(process.execPath, [shippedProgram('farhand-agent'), ...argv], {
       ...{ cwd: home, encoding: 'utf8' },
       env: { HOME: home, PATH: process.env.PATH },
     });
     expect([status, stderr]).toEqual([
       1,
-      "farhand-agent: install needs systemd, which does not run on this machine; start the agent without a service: farhand-agent --broker b.test:8421 --join-token-file 'no such file'\n",
+      "farhand-agent: install needs systemd, which does not run on this machine; start the agent without a service: farhand-agent --broker b.test:8421 --join-token-file 'my token'\n",
     ]);
-    expect(readdirSync(home)).toEqual([]);
+    expect(readdirSync(home)).toEqual(['my token']);
   });
 
   test('farhand-agent doctor does not advise to install a service', () => {
