@@ -111,13 +111,8 @@ async function planAgent(
   command: readonly string[],
 ): Promise<Plan> {
   const token = await tokenOf(settings);
-  const by = `--broker ${settings.broker.map(quoteForShell).join(',')}`;
-  const file = quoteForShell(settings.join_token_file ?? 'FILE');
-  needSystemd(
-    'install',
-    true,
-    `start the agent without a service: ${agent.name} ${by} --join-token-file ${file}`,
-  );
+  const flags = { ...given, broker: settings.broker, join_token_file: settings.join_token_file ?? 'FILE' };
+  needSystemd('install', true, `start the agent without a service: ${agent.name}${flagsByHand(flags)}`);
   await checkRoots(settings.root);
   await checkMachine(token);
   const { user = agent.name, allow_sudo } = settings;
@@ -132,6 +127,15 @@ async function planAgent(
     secret: { file: tokenFile, text: token || undefined },
     ...(helper && { helper }),
   };
+}
+
+/** Returns the flags of an agent that is started by hand. Leaves out those that only `install` has. */
+function flagsByHand(values: Record<string, unknown>): string {
+  const names = ['broker', 'join_token_file', 'name', 'tags', 'allow', 'root', 'hold_version'];
+  return names
+    .filter((name) => values[name] !== undefined)
+    .map((name) => ` --${name.replaceAll('_', '-')} ${quoteForShell([values[name]].flat().join(','))}`)
+    .join('');
 }
 
 /** Returns the join token; empty if the settings contain none. Throws StartError if the token is invalid. */

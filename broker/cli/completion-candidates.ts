@@ -27,9 +27,12 @@ export async function complete([shell = '', ...args]: string[]): Promise<void> {
 /** Splits a line into words as a shell does, with their quotes. If the line ends with a space, the last word is empty. */
 function wordsIn(line: string): string[] {
   const words = [...line.matchAll(/(?:\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^\s"'\\])+/g)].map(([word]) => word);
-  if (/(^|[^\\])\s$/.test(line)) words.push('');
-  return words;
+  const isOpen = /(^|[^\\])\s$/.test(line) && !isQuoted(words.at(-1) ?? '');
+  return isOpen ? [...words, ''] : words;
 }
+
+/** True if a word ends within quotes. */
+const isQuoted = (word: string): boolean => /^("(\\.|[^"\\])*|'[^']*)$/u.test(partsOf(word).at(-1) ?? '');
 
 /** Splits a word into quoted texts, which may lack their last quote, and single characters. */
 const partsOf = (word: string): string[] => word.match(/\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^"'\\]/gu) ?? [];
@@ -46,15 +49,16 @@ const unquote = (word: string): string =>
 function forBash(last: string, breaks: string): (candidate: string) => string {
   let [before, start, quote] = ['', 0, ''];
   for (const part of partsOf(last)) {
-    const isOpen = /^"(\\.|[^"\\])*$|^'[^']*$/u.test(part);
-    if (isOpen) [start, quote] = [before.length, part.charAt(0)];
+    if (isQuoted(part)) [start, quote] = [before.length, part.charAt(0)];
     before += unquote(part);
     if (breaks.includes(part)) start = before.length;
   }
   return (candidate) => {
     const text = candidate.slice(start);
     if (quote === "'") return text.replaceAll("'", "'\\''");
-    return text.replace(quote === '"' ? /["\\$`]/g : /[^\w@%+=:,./~-]/gu, '\\$&');
+    if (quote === '') return text.replace(/[^\w@%+=:,./-]/gu, '\\$&');
+    // A backslash does not protect `!` within double quotes: bash would insert an earlier command.
+    return text.replace(/["\\$`]/g, '\\$&').replaceAll('!', `"'!'"`);
   };
 }
 

@@ -112,7 +112,8 @@ function addRun(saved: Command): void {
   verb(saved, 'run <saved-command> [machines...]', spec, async (client, text, machines, options) => {
     const { machine = [], tags, param: parameters, timeout, concurrency, detach, output } = options;
     const names = [...machines, ...machine];
-    if ((names.length === 0) === (tags === undefined))
+    const isNamed = machines.length > 0 || options.machine !== undefined;
+    if (isNamed === (tags !== undefined) || (isNamed && names.length === 0))
       throw new UsageError('choose the machines either by name or by --tags');
     const found = await Promise.all(names.map((one) => findMachine(client, one)));
     const machine_ids = tags === undefined ? found : undefined;

@@ -49,14 +49,21 @@ quote() {
   esac
 }
 
-# by_hand OPTIONS: prints the command that starts the agent without a service.
+# by_hand OPTIONS: prints the command that starts the agent without a service, without the options for services.
 by_hand() {
   set -- --join-token-file FILE "$@"
   [ "$named" = yes ] || set -- --broker "${broker:-HOST:8421}" "$@"
   printf farhand-agent
-  for word; do
-    printf ' '
-    quote "$word"
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --user | --trust-key) [ $# -lt 2 ] || shift ;;
+      --user=* | --trust-key=* | --allow-sudo) ;;
+      *)
+        printf ' '
+        quote "$1"
+        ;;
+    esac
+    shift
   done
 }
 

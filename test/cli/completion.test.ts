@@ -56,6 +56,8 @@ needs('bash')(
     await saveRestart(system);
     writeFileSync(join(there, 'x=yz'), '');
     writeFileSync(join(there, "it's $1"), '');
+    mkdirSync(join(there, 'odd'));
+    for (const name of ['!ls', '~ls']) writeFileSync(join(there, 'odd', name), '');
     const hook = await client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
     const complete = async (line: string, more: Record<string, string> = {}): Promise<string[]> => {
       const script = `eval "$(farhand completion bash)"; COMP_LINE=$1; COMP_POINT=\${#COMP_LINE}
@@ -96,6 +98,10 @@ needs('bash')(
       // bash replaces all that follows an open quote.
       [`farhand files get "db 1:${there}/so`, [`db 1:${there}/some file`]],
       [`farhand files get "web-1:${there}/it's`, [`web-1:${there}/it's \\$1`]],
+      ['farhand exec "db ', ['db 1']],
+      // bash must neither insert an earlier command for `!` nor a home directory for `~`.
+      [`farhand files get "web-1:${there}/odd/!`, [`web-1:${there}/odd/"'!'"ls`]],
+      [`farhand files get web-1:${there}/odd/`, [`${there}/odd/\\!ls`, `${there}/odd/\\~ls`]],
       [`farhand files get 'web-1:${there}/it`, [`web-1:${there}/it'\\''s $1`]],
       ['farhand exec --tags ', ['two\\ words', 'web']],
       ['farhand exec --tags web,t', ['web,two\\ words']],

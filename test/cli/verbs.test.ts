@@ -31,6 +31,7 @@ describe('the command line', () => {
       ['exec', ['web-1', '--timeout', '5', '--', 'uptime'], /300ms, 5m or 24h\.\nSee farhand exec --help/],
       ['machines list', ['--tags', ''], /It must have at least one tag/],
       ['inventory', ['--tags', ','], /It must have at least one tag/],
+      ['saved-commands run', ['s1', '--machine', '', '--tags', 'web'], /choose the machines either by name/],
       ['exec', ['--', 'uptime'], /choose the machines either by name or by --tags/],
       [
         'exec',

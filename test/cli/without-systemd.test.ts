@@ -19,6 +19,10 @@ describe.skipIf(hasSystemd)('without systemd (needs a machine where systemd does
     [[], '--broker b.test:8421 --join-token-file FILE'],
     [['--name', "it's web"], String.raw`--broker b.test:8421 --join-token-file FILE --name 'it'\''s web'`],
     [['--broker', 'c.test:1'], '--join-token-file FILE --broker c.test:1'],
+    [
+      ['--user', 'root', '--allow-sudo', '--allow', 'metrics', '--user=x', '--trust-key', 'k'],
+      '--broker b.test:8421 --join-token-file FILE --allow metrics',
+    ],
   ])('install.sh with %j installs nothing and prints how to do without a service', (options, command) => {
     const place = join(temporaryFolder('opt'), 'farhand-agent');
     const addresses = { url: 'http://127.0.0.1:1', grpc: 'b.test:8421', publicGrpc: 'b.test:8421', pin: '' };
@@ -35,14 +39,15 @@ describe.skipIf(hasSystemd)('without systemd (needs a machine where systemd does
   test('farhand-agent install prints the command that starts the agent by hand, and makes no file', () => {
     const home = temporaryFolder('home');
     writeFileSync(join(home, 'my token'), joinTokenText('x'.repeat(43), '0'.repeat(64), undefined));
-    const argv = ['install', '--broker', 'b.test:8421', '--join-token-file', 'my token', '--name', 'web'];
+    const limits = ['--allow', 'metrics,files:read', '--root', '/srv', '--user', 'root'];
+    const argv = ['install', '--broker', 'b.test:8421', '--join-token-file', 'my token', ...limits];
     const { status, stderr } = spawnSync(process.execPath, [shippedProgram('farhand-agent'), ...argv], {
       ...{ cwd: home, encoding: 'utf8' },
       env: { HOME: home, PATH: process.env.PATH },
     });
     expect([status, stderr]).toEqual([
       1,
-      "farhand-agent: install needs systemd, which does not run on this machine; start the agent without a service: farhand-agent --broker b.test:8421 --join-token-file 'my token'\n",
+      "farhand-agent: install needs systemd, which does not run on this machine; start the agent without a service: farhand-agent --broker b.test:8421 --join-token-file 'my token' --allow 'metrics,files:read' --root /srv\n",
     ]);
     expect(readdirSync(home)).toEqual(['my token']);
   });

@@ -107,7 +107,9 @@ const withParents =
   (error: unknown): never => {
     if (isGiven || !(error instanceof FarhandError) || error.code !== 'file_not_found') throw error;
     const next = 'files put and files mkdir create missing parent directories with --parents';
-    throw new StartError(`${error.message} (${error.code}); ${next}`, 1, { cause: error });
+    throw new StartError(`${error.message} (${error.code}, request ${error.requestId}); ${next}`, 1, {
+      cause: error,
+    });
   };
 const overwrite = { '--overwrite': 'replace an existing file' };
 
