@@ -68,7 +68,7 @@ function Shell() {
       </header>
       <Menu open={menuOpen} />
       {menuOpen && <div class="shade" aria-hidden="true" onClick={() => setMenuOpen(false)} />}
-      <main id="content">
+      <main id="content" tabIndex={-1}>
         <Banners />
         <CurrentPage />
       </main>

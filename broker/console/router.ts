@@ -25,7 +25,7 @@ type Guard = (leave: () => void) => void;
 let guard: Guard | undefined;
 /**
  * The position of the displayed page in the history of the tab. Each entry of the history has its own position as its
- * state. An entry without one was made by a link to a part of the page.
+ * state. An entry without one is new: a changed fragment in the address bar made it.
  */
 let position = 0;
 const positionHere = (): number => {
@@ -72,6 +72,13 @@ export function leaveFor(run: () => void): void {
 }
 
 addEventListener('popstate', () => {
+  // The browser has just added an entry behind the displayed one, for a part of the same page.
+  if (typeof history.state !== 'number') {
+    position += 1;
+    history.replaceState(position, '');
+    show();
+    return;
+  }
   const steps = positionHere() - position;
   const leave = (): void => {
     agreed = steps;
@@ -131,7 +138,10 @@ export function choiceIn<T extends string>(
   return { options, value, choose: (chosen) => setQuery({ [name]: chosen === byDefault ? '' : chosen }) };
 }
 
-/** Opens links to pages of the console without loading a new document. */
+/**
+ * Opens links to pages of the console without loading a new document. A link to a part of the page focuses that part;
+ * the browser itself would also add an entry to the history, at which Back seems to do nothing.
+ */
 export function followLinks(): void {
   document.addEventListener('click', (event) => {
     const link = event.target instanceof Element ? event.target.closest('a') : null;
@@ -139,7 +149,8 @@ export function followLinks(): void {
     if (!link || !plain || event.defaultPrevented || link.target || link.hasAttribute('download')) return;
     if (link.origin !== location.origin || !link.pathname.startsWith(`${base}/`)) return;
     event.preventDefault();
-    go(link.pathname + link.search);
+    if (link.hash) document.getElementById(link.hash.slice(1))?.focus();
+    else go(link.pathname + link.search);
   });
 }
 

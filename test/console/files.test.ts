@@ -196,3 +196,39 @@ browserTest(
     expect(faults).toEqual([]);
   },
 );
+
+browserTest('Back asks before an unsaved text is left, also to an entry of a part of the page', async () => {
+  const folder = temporaryFolder('files');
+  writeFileSync(join(folder, 'a.txt'), 'one');
+  const { page, faults } = await newFolderPage(folder);
+  const question = page.getByRole('dialog', { name: 'Leave without saving?' });
+  const ofFolder = page.url();
+  await page.evaluate(`new Promise((resolve) => {
+    addEventListener('popstate', resolve, { once: true });
+    location.hash = '#content';
+  })`);
+  await page.getByRole('button', { name: 'a.txt', exact: true }).click();
+  await page.locator('.cm-content').click();
+  await page.keyboard.type('two ');
+  await page.getByText('not saved').waitFor();
+  const address = page.url();
+  await page.goBack();
+  await question.getByRole('button', { name: 'Cancel' }).click();
+  await expect.poll(() => page.url()).toBe(address);
+  await page.goBack();
+  await question.getByRole('button', { name: 'Leave' }).click();
+  await expect.poll(() => page.url()).toBe(`${ofFolder}#content`);
+  await page.locator('.drop-zone').waitFor();
+  await page.goBack();
+  await expect.poll(() => page.url()).toBe(ofFolder);
+  // Forward to the entry of the part, and from there to the editor, which has the text of the file again.
+  await page.goForward();
+  await expect.poll(() => page.url()).toBe(`${ofFolder}#content`);
+  await page.goForward();
+  await page.locator('.cm-content').getByText('one', { exact: true }).click();
+  await page.keyboard.type('three ');
+  await page.getByText('not saved').waitFor();
+  await page.goBack();
+  await question.waitFor();
+  expect(faults).toEqual([]);
+});

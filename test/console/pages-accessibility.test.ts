@@ -128,3 +128,20 @@ browserTest('the login page is accessible in both themes', async () => {
     expect(await violationsOf(window)).toEqual([]);
   }
 });
+
+browserTest('Skip to content leads the keyboard to the page, and leaves the history as it is', async () => {
+  const { page, faults } = await newLogin(await startWithConsole());
+  const address = page.url();
+  const entries = await page.evaluate<number>('history.length');
+  const skip = page.getByRole('link', { name: 'Skip to content' });
+  for (let times = 0; times < 2; times += 1) {
+    await skip.focus();
+    await page.keyboard.press('Enter');
+    expect(await page.evaluate('document.activeElement.id')).toBe('content');
+  }
+  await page.keyboard.press('Tab');
+  expect(await page.locator('main :focus').count()).toBe(1);
+  expect(await page.evaluate<number>('history.length')).toBe(entries);
+  expect(page.url()).toBe(address);
+  expect(faults).toEqual([]);
+});

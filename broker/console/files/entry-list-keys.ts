@@ -14,11 +14,11 @@ const isName = (element: Element | null): element is HTMLElement =>
 const namesIn = (list: Element): HTMLElement[] => [...list.querySelectorAll('[data-entry]')].filter(isName);
 
 /**
- * Focuses the first name of a list if no element has the focus, for example after the previous folder's list was
- * removed.
+ * Focuses the first name of a list if no element of the page has the focus, for example after the previous folder's
+ * list was removed. Safari then focuses `main`, because a click there does not focus a button.
  */
 export function focusFirst(list: Element | null): void {
-  if (list && document.activeElement === document.body) namesIn(list)[0]?.focus();
+  if (list && document.activeElement?.matches('body, main')) namesIn(list)[0]?.focus();
 }
 
 /** Handles a key pressed on a name. Keys without an action here keep their usual effect. */
