@@ -48,9 +48,26 @@ export async function identify(): Promise<void> {
   }
 }
 
-/** Loads the rights of the key again, because they may have changed. Without an answer, the known rights stay. */
-export async function identifyAgain(): Promise<void> {
-  me.value = await client.keys.me().catch(() => me.value);
+/** The request of identifyAgain() that is under way. */
+let identifying: Promise<void> | undefined;
+
+/**
+ * Loads the rights of the key again, because they may have changed. Without an answer, the known rights stay. Calls
+ * during a request wait for its answer. An answer that arrives after a logout or a new login is ignored.
+ */
+export function identifyAgain(): Promise<void> {
+  // Without peek(), an effect that calls this would run again after each answer.
+  const before = me.peek();
+  identifying ??= client.keys
+    .me()
+    .then((answer) => {
+      if (me.value === before) me.value = answer;
+    })
+    .catch(() => {})
+    .finally(() => {
+      identifying = undefined;
+    });
+  return identifying;
 }
 
 effect(() => {
