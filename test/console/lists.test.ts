@@ -29,6 +29,21 @@ browserTest('a rule changed on the second page of the list stays in view, with i
   expect(faults).toEqual([]);
 });
 
+browserTest('a deleted rule leaves the list, also if a further page cannot be loaded', async () => {
+  const system = await startWithConsole();
+  for (const n of numbers)
+    await system.client.alertRules.create({ name: `rule-${n}`, kind: 'memory', above: 90, for: 0 });
+  const { page, faults, open } = await newLogin(system);
+  await open('/alerts/rules');
+  await page.getByRole('button', { name: 'More' }).click();
+  await page.getByRole('row', { name: /rule-59/ }).waitFor();
+  await page.route(/offset=50/, (route) => route.fulfill({ status: 404, body: '{}' }));
+  await page.getByRole('button', { name: 'Delete rule-00' }).click();
+  await page.getByRole('button', { name: 'Delete the rule' }).click();
+  await page.getByRole('row', { name: /rule-00/ }).waitFor({ state: 'detached', timeout: 10_000 });
+  expect(faults).toEqual([]);
+});
+
 browserTest(
   'a list of keys has all its loaded rows after a key was created and another revoked',
   async () => {

@@ -41,24 +41,31 @@ export function LongList<T extends { id: string }>({
   const [further, setFurther] = useState<readonly T[]>([]);
   const first = useData((signal) => read({ limit: pageSize, offset: 0 }, signal), inputs, when, topic);
   const previous = useRef(first.data);
-  useEffect(() => setFurther([]), inputs);
+  // Counts changes of the filter. Further pages that were requested with an earlier filter are not used.
+  const filter = useRef(0);
+  useEffect(() => {
+    filter.current += 1;
+    setFurther([]);
+  }, inputs);
   useEffect(() => {
     const before = previous.current;
     previous.current = first.data;
     if (before && first.data) setFurther(furtherAfter(before, first.data));
   }, [first.data]);
   const more = async (offset: number): Promise<void> => {
+    const requested = filter.current;
     const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);
-    setFurther((before) => [...before, ...items]);
+    if (filter.current === requested) setFurther((before) => [...before, ...items]);
   };
   const reload = async (): Promise<void> => {
+    const requested = filter.current;
+    first.reload();
     const again: T[] = [];
     for (let offset = pageSize; offset < pageSize + further.length; offset += pageSize) {
       const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);
       again.push(...items);
     }
-    setFurther(again);
-    first.reload();
+    if (filter.current === requested) setFurther(again);
   };
   const displayed = useRef(version);
   useEffect(() => {
