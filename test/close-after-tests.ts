@@ -3,7 +3,7 @@ import { onTestFinished } from 'vitest';
 
 type Close = () => unknown;
 
-/** Functions that will close the shared resource that is being created; undefined while none is being created. */
+/** Functions that close a shared resource. Collected while the resource is created, and undefined at other times. */
 let ofFile: Close[] | undefined;
 
 /**

@@ -1119,8 +1119,8 @@ async function cgroupOf(pid: number | 'self'): Promise<string> {
 }
 
 /**
- * Makes a cgroup inside the cgroup of this test. The test gives it to an agent of the user nobody, as a unit with
- * Delegate=yes does. Returns undefined if there is no writable cgroup v2.
+ * Makes a cgroup inside the cgroup of this test. The test gives the cgroup to an agent of an unprivileged user, as a
+ * unit with Delegate=yes does. Returns undefined if there is no writable cgroup v2.
  */
 async function delegated(): Promise<string | undefined> {
   const directory = join(await cgroupOf('self'), newId('call'));
@@ -1141,8 +1141,8 @@ test.runIf(asRoot)(
       const setpriv = join(home, 'setpriv');
       await copyFile('/usr/bin/setpriv', setpriv);
       await chmod(setpriv, 0o4755);
-      // Like sudo, sets the real, effective and saved user of the process to root. The agent runs as the user nobody,
-      // who cannot signal such a process.
+      // Like sudo, sets the real, effective and saved user of the process to root. The agent's unprivileged user cannot
+      // signal such a process.
       const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
       const script = await writeAgentProgram(
         home,
