@@ -1,46 +1,49 @@
 // Lists: the rows of several pages after a change, and filters that are in the address.
+import type { Page } from 'playwright-core';
 import { expect } from 'vitest';
 import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';
 
 const numbers = Array.from({ length: 60 }, (_, n) => String(n).padStart(2, '0'));
 
-browserTest('a rule changed on the second page of the list stays in view, with its new state', async () => {
+/** Opens a list of 60 alert rules, and loads its second page. */
+async function openSixtyRules() {
   const system = await startWithConsole();
   for (const n of numbers)
     await system.client.alertRules.create({ name: `rule-${n}`, kind: 'memory', above: 90, for: 0 });
   const { page, faults, open } = await newLogin(system);
   await open('/alerts/rules');
   await page.getByRole('button', { name: 'More' }).click();
+  return { page, faults };
+}
+
+/** Deletes a rule, and waits until its row has left the list. */
+async function deleteRule(page: Page, name: string): Promise<void> {
+  await page.getByRole('button', { name: `Delete ${name}` }).click();
+  await page.getByRole('button', { name: 'Delete the rule' }).click();
+  await page.getByRole('row', { name }).waitFor({ state: 'detached' });
+}
+
+browserTest('a rule changed on the second page of the list stays in view, with its new state', async () => {
+  const { page, faults } = await openSixtyRules();
   await page.getByRole('button', { name: 'Turn off rule-59' }).click();
   await page.getByRole('button', { name: 'Turn on rule-59' }).waitFor();
   await page.getByRole('button', { name: 'Change rule-58' }).click();
   await page.getByLabel('Name', { exact: true }).fill('rule-58b');
   await page.getByRole('button', { name: 'Save' }).click();
   await page.getByRole('row', { name: /rule-58b/ }).waitFor();
-  await page.getByRole('button', { name: 'Delete rule-57' }).click();
-  await page.getByRole('button', { name: 'Delete the rule' }).click();
-  await page.getByRole('row', { name: /rule-57/ }).waitFor({ state: 'detached' });
+  await deleteRule(page, 'rule-57');
   const rows = page.getByRole('row', { name: /rule-/ });
   await expect.poll(() => rows.count()).toBe(59);
-  await page.getByRole('button', { name: 'Delete rule-00' }).click();
-  await page.getByRole('button', { name: 'Delete the rule' }).click();
-  await page.getByRole('row', { name: /rule-00/ }).waitFor({ state: 'detached' });
+  await deleteRule(page, 'rule-00');
   await expect.poll(() => rows.count()).toBe(58);
   expect(faults).toEqual([]);
 });
 
 browserTest('a deleted rule leaves the list, also if a further page cannot be loaded', async () => {
-  const system = await startWithConsole();
-  for (const n of numbers)
-    await system.client.alertRules.create({ name: `rule-${n}`, kind: 'memory', above: 90, for: 0 });
-  const { page, faults, open } = await newLogin(system);
-  await open('/alerts/rules');
-  await page.getByRole('button', { name: 'More' }).click();
+  const { page, faults } = await openSixtyRules();
   await page.getByRole('row', { name: /rule-59/ }).waitFor();
   await page.route(/offset=50/, (route) => route.fulfill({ status: 404, body: '{}' }));
-  await page.getByRole('button', { name: 'Delete rule-00' }).click();
-  await page.getByRole('button', { name: 'Delete the rule' }).click();
-  await page.getByRole('row', { name: /rule-00/ }).waitFor({ state: 'detached', timeout: 10_000 });
+  await deleteRule(page, 'rule-00');
   expect(faults).toEqual([]);
 });
 
