@@ -5,8 +5,8 @@ import { browserTest, newLogin, startMachine, startWithConsole } from './browser
 
 const numbers = Array.from({ length: 60 }, (_, n) => String(n).padStart(2, '0'));
 
-/** Opens a list of 60 alert rules, and loads its second page. */
-async function openSixtyRules() {
+/** Starts with 60 alert rules, whose list is open with both of its pages. */
+async function startWithSixtyRules() {
   const system = await startWithConsole();
   for (const n of numbers)
     await system.client.alertRules.create({ name: `rule-${n}`, kind: 'memory', above: 90, for: 0 });
@@ -24,7 +24,7 @@ async function deleteRule(page: Page, name: string): Promise<void> {
 }
 
 browserTest('a rule changed on the second page of the list stays in view, with its new state', async () => {
-  const { page, faults } = await openSixtyRules();
+  const { page, faults } = await startWithSixtyRules();
   await page.getByRole('button', { name: 'Turn off rule-59' }).click();
   await page.getByRole('button', { name: 'Turn on rule-59' }).waitFor();
   await page.getByRole('button', { name: 'Change rule-58' }).click();
@@ -40,7 +40,7 @@ browserTest('a rule changed on the second page of the list stays in view, with i
 });
 
 browserTest('a deleted rule leaves the list, also if a further page cannot be loaded', async () => {
-  const { page, faults } = await openSixtyRules();
+  const { page, faults } = await startWithSixtyRules();
   await page.getByRole('row', { name: /rule-59/ }).waitFor();
   await page.route(/offset=50/, (route) => route.fulfill({ status: 404, body: '{}' }));
   await deleteRule(page, 'rule-00');
