@@ -1,7 +1,7 @@
 // Lists the agent's own files that file operations may not change, or may not even read. By changing them, a request
 // could change what the machine's owner allows.
 import { basename, dirname, join, resolve } from 'node:path';
-import { upgradeDirectory } from './upgrade/directory-shared-with-root.ts';
+import { upgradeDirectory } from './upgrade/files-shared-with-root.ts';
 
 export interface ProtectedPaths {
   /** Keys, settings and files that start the agent. Requests may neither read nor change them. */

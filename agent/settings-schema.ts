@@ -5,7 +5,7 @@ import * as z from 'zod';
 import { label, tags } from '../shared/api/shared-schemas.ts';
 import { common, flag, isHostPort, logLevel, type Settings, words } from '../shared/read-settings.ts';
 import { allCapabilities } from './capabilities-by-rpc.ts';
-import { upgradeDirectory } from './upgrade/directory-shared-with-root.ts';
+import { upgradeDirectory } from './upgrade/files-shared-with-root.ts';
 
 const dataDir = z
   .string()

@@ -4,9 +4,9 @@ import { readlink, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { StartError } from '../shared/errors.ts';
-import { readIdentity } from '../shared/identity-file.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { quoteForShell } from '../shared/quote-for-shell.ts';
+import { readIdentity } from '../shared/read-agent-identity.ts';
 import {
   flag,
   givenSettings,
@@ -22,7 +22,7 @@ import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { checkRoots } from './files/index.ts';
 import { readTokenFile } from './identity.ts';
 import { agentSettings, serviceSettings } from './settings-schema.ts';
-import { upgradeDirectory } from './upgrade/directory-shared-with-root.ts';
+import { upgradeDirectory } from './upgrade/files-shared-with-root.ts';
 import { planUpgradeUnit } from './upgrade/install-root-unit-and-key.ts';
 
 const agent: Service = {

@@ -4,7 +4,7 @@ import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { writeDurably } from '../shared/durable-file.ts';
 import { AppError } from '../shared/errors.ts';
-import type { History } from './history/history.ts';
+import type { History } from './history/history-database.ts';
 import type { State } from './state/in-memory-state.ts';
 
 export type Backups = Awaited<ReturnType<typeof createBackups>>;

@@ -3,7 +3,7 @@
 
 import type { Route } from '../shared/api/route.ts';
 import type { Page } from '../shared/api/route-table.ts';
-import type { History, Row } from './history/history.ts';
+import type { History, Row } from './history/history-database.ts';
 import { type Bounds, type CountedTable, sumOf, totalOf } from './history/row-counts.ts';
 
 interface PageInput {

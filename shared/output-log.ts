@@ -5,7 +5,7 @@ import { dirname, join } from 'node:path';
 import { outputWindowBytes, readerStallMs } from './command-and-terminal-limits.ts';
 import { syncDirectory } from './durable-file.ts';
 import { errnoOf, fromErrno } from './errors.ts';
-import { Backpressure } from './log-backpressure.ts';
+import { Backpressure } from './output-backpressure.ts';
 import { countTransferred } from './start-garbage-collection.ts';
 import { Wake } from './wake.ts';
 

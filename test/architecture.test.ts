@@ -319,7 +319,7 @@ const order: Rule[] = [
     ),
     breaks: [
       { 'broker/http/app.ts': "import '../audit-log.ts';" },
-      { 'broker/events.ts': "import './webhooks/deliver.ts';" },
+      { 'broker/event-log.ts': "import './webhooks/deliver.ts';" },
     ],
     keeps: {
       'broker/start.ts': "import './audit-log.ts';",

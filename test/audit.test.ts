@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createAudit } from '../broker/audit-log.ts';
-import type { History } from '../broker/history/history.ts';
+import type { History } from '../broker/history/history-database.ts';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';

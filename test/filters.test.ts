@@ -1,7 +1,7 @@
 // Filters of lists: every route checks its parameters, every filter selects the right items, and the history of a
 // removed machine is found by its id.
 import { expect, test, vi } from 'vitest';
-import type { History } from '../broker/history/history.ts';
+import type { History } from '../broker/history/history-database.ts';
 import { ask, type Named, refusalIn, type Scene, startScene, table } from './all-routes.ts';
 import { shared } from './close-after-tests.ts';
 import { startFarhand, startWithAgent, type TestSystem } from './start-farhand.ts';

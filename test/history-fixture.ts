@@ -1,6 +1,6 @@
 // A check that the history must pass on both SQLite and PostgreSQL.
 import { expect } from 'vitest';
-import type { History, HistoryTransaction } from '../broker/history/history.ts';
+import type { History, HistoryTransaction } from '../broker/history/history-database.ts';
 
 interface Notes {
   history: History;

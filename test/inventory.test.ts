@@ -7,6 +7,7 @@ import { createServer } from 'node:net';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
+import { parseUnits, readContainers } from '../agent/inventory/failed-units-and-containers.ts';
 import {
   parseApkDatabase,
   parseApkVersions,
@@ -18,7 +19,6 @@ import {
 import { parseSockets } from '../agent/inventory/ports.ts';
 import { runProgram } from '../agent/inventory/run-program.ts';
 import { parseOsRelease } from '../agent/inventory/system.ts';
-import { parseUnits, readContainers } from '../agent/inventory/units-and-containers.ts';
 import { refusalIn } from './all-routes.ts';
 import { shared } from './close-after-tests.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';

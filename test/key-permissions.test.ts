@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createAudit } from '../broker/audit-log.ts';
-import type { History } from '../broker/history/history.ts';
+import type { History } from '../broker/history/history-database.ts';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { createAuditRecorder } from '../broker/request-checks/audit-request.ts';
 import { AuthorizedRequest, guardOf, handlerOf } from '../broker/request-checks/authorize.ts';

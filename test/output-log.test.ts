@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { Backpressure } from '../shared/log-backpressure.ts';
+import { Backpressure } from '../shared/output-backpressure.ts';
 import { OutputLog, type OutputOptions, type OutputReader, openOutput } from '../shared/output-log.ts';
 import { Wake } from '../shared/wake.ts';
 import { fakeClock } from './fake-clock.ts';

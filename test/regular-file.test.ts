@@ -3,7 +3,7 @@ import { execFileSync, spawnSync } from 'node:child_process';
 import { symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { readIdentity } from '../shared/identity-file.ts';
+import { readIdentity } from '../shared/read-agent-identity.ts';
 import { readRegularFile } from '../shared/regular-file.ts';
 import { temporaryFolder } from './start-farhand.ts';
 

@@ -1,8 +1,8 @@
 // Receivers of webhooks: HTTP servers on loopback that answer as the test chooses, and record the requests.
 import { EventEmitter, once } from 'node:events';
 import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
-import type { Events } from '../broker/events.ts';
-import type { History } from '../broker/history/history.ts';
+import type { Events } from '../broker/event-log.ts';
+import type { History } from '../broker/history/history-database.ts';
 import type { Tuning } from '../broker/start/index.ts';
 import type { EventType } from '../shared/api/events.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';

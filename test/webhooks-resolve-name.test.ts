@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { resolveName } from '../broker/deliveries/resolve-name.ts';
+import { resolveName } from '../broker/deliveries/resolve-host-name.ts';
 import { temporaryFolder } from './start-farhand.ts';
 
 /** Starts a name server that answers each query with the code that the test chooses, or not at all. */

@@ -1,9 +1,9 @@
 // Removes a file, a directory, or a symlink (never its target). It refuses "/", the agent's home directory,
 // the allowed roots and protected paths.
 
+import { clear } from './clear-directory.ts';
 import { drop, mountOf, syncDirectory } from './confine/confined-fs.ts';
 import { assertFolder, bytes, fault } from './confine/request-path.ts';
-import { clear } from './empty-directory.ts';
 import type { Operation } from './operations-to-handlers.ts';
 
 export const removeFile: Operation<'removeFile'> = async (disk, request, target, signal) => {

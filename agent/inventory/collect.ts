@@ -3,11 +3,11 @@
 import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
 import type { InventoryGap } from '../../proto/types/farhand/agent/v1/InventoryGap.ts';
 import { errnoOf } from '../../shared/errors.ts';
+import { readContainers, readFailedUnits } from './failed-units-and-containers.ts';
 import { findPackageManager } from './packages.ts';
 import { readPorts } from './ports.ts';
 import { PartFailed } from './run-program.ts';
 import { readDisks, readInterfaces, readSystem } from './system.ts';
-import { readContainers, readFailedUnits } from './units-and-containers.ts';
 
 const mostItems = {
   disks: 256,

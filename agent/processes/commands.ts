@@ -12,7 +12,7 @@ import { plan } from './launch-plan.ts';
 import { type Input, Piped, type PipeNames } from './pipes.ts';
 import type { Exit } from './process-journal.ts';
 import { ProcessTable, Tracked } from './process-registry.ts';
-import type { Parts, Prepared } from './process-supervisor.ts';
+import type { Parts, Prepared } from './running-process.ts';
 
 interface CommandParts extends Parts {
   outputs: string;

@@ -15,7 +15,7 @@ import {
   parseLines,
   readJournal,
 } from './process-journal.ts';
-import type { Limits, Parts } from './process-supervisor.ts';
+import type { Limits, Parts } from './running-process.ts';
 import { marksOf } from './spawner/index.ts';
 
 /** A command that was started before the agent's last restart, and its output. */

@@ -9,7 +9,7 @@ import { createCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
 import { recover, recoverJournal } from './crash-recovery.ts';
 import { PipeNames } from './pipes.ts';
-import { defaultLimits, type Limits, type Parts } from './process-supervisor.ts';
+import { defaultLimits, type Limits, type Parts } from './running-process.ts';
 import { Spawners } from './spawner/index.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';

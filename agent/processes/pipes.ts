@@ -11,7 +11,7 @@ import { AppError, errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { drain, Pump, type Sink } from './copy-output-to-log.ts';
 import type { Plan } from './launch-plan.ts';
-import type { Stdio } from './process-supervisor.ts';
+import type { Stdio } from './running-process.ts';
 
 /**
  * Number of pipes made by one run of mkfifo(1). Later commands use the pipes again, because creating one takes up to a

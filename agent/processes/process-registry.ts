@@ -14,7 +14,7 @@ import {
   type Running,
   type Stdio,
   startRunning,
-} from './process-supervisor.ts';
+} from './running-process.ts';
 import { SpawnerDied } from './spawner/index.ts';
 
 type State =

@@ -7,7 +7,7 @@ import { fingerprintOf } from '../../shared/package-signature.ts';
 import { home } from '../../shared/paths-in-checkout-or-package.ts';
 import { runsSystemd } from '../../shared/systemd/control.ts';
 import type { AgentSettings } from '../settings-schema.ts';
-import { installedKind, kindOfHome, readResult } from './directory-shared-with-root.ts';
+import { installedKind, kindOfHome, readResult } from './files-shared-with-root.ts';
 import { readTrustedKey } from './trusted-key.ts';
 
 const unit = '/etc/systemd/system/farhand-agent-upgrade.path';

@@ -22,12 +22,12 @@ import {
   readResult,
   type UpgradeRequest,
   upgradePaths,
-} from './directory-shared-with-root.ts';
+} from './files-shared-with-root.ts';
 import { acceptUpgrade, type Open, receivePackage, refusal } from './receive-package.ts';
 import { readTrustedKey, readUsableKey } from './trusted-key.ts';
 
 export interface UpgradesOptions {
-  /** Directory shared with the systemd unit farhand-agent-upgrade; see directory-shared-with-root.ts. */
+  /** Directory shared with the systemd unit farhand-agent-upgrade; see files-shared-with-root.ts. */
   directory: string;
   /** The only version that the machine's owner accepts; undefined if the owner accepts any. */
   holdVersion: string | undefined;

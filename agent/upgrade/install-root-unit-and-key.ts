@@ -7,7 +7,7 @@ import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import type { Installation } from '../../shared/systemd/install.ts';
-import { kindOfHome, upgradeDirectory, upgradePaths } from './directory-shared-with-root.ts';
+import { kindOfHome, upgradeDirectory, upgradePaths } from './files-shared-with-root.ts';
 import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';
 
 /** Paths of the launchers that packages install. They are the same in every version. */

@@ -12,7 +12,7 @@ import {
   requestSchema,
   type UpgradeRequest,
   type UpgradeResult,
-} from './directory-shared-with-root.ts';
+} from './files-shared-with-root.ts';
 
 export type Open = StageUpgradeOpen__Output;
 

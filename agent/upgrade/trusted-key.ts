@@ -7,7 +7,7 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import { publicKeyOf, rawPublicKey } from '../../shared/identity-proof.ts';
 import { fingerprintOf } from '../../shared/package-signature.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
-import { upgradeDirectory, upgradePaths } from './directory-shared-with-root.ts';
+import { upgradeDirectory, upgradePaths } from './files-shared-with-root.ts';
 
 const usage =
   'farhand-agent trust-key FILE: makes this machine trust the public key in FILE, which verifies upgrade packages';

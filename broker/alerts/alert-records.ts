@@ -7,8 +7,8 @@ import type { Api, Caller, Input, Journal, Page, Reply } from '../../shared/api/
 import type { AlertId, MachineId, RuleId, WindowId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Events } from '../events.ts';
-import type { History, HistoryTransaction, Row, RowReader } from '../history/history.ts';
+import type { Events } from '../event-log.ts';
+import type { History, HistoryTransaction, Row, RowReader } from '../history/history-database.ts';
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { AlertRule, State } from '../state/in-memory-state.ts';

@@ -12,7 +12,7 @@ import { deliveryRows } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import { testMessage } from '../deliveries/signature.ts';
-import type { History, Row } from '../history/history.ts';
+import type { History, Row } from '../history/history-database.ts';
 import { found } from '../not-found.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
 import type { AlertChannel, Declared, State, StateTransaction } from '../state/in-memory-state.ts';

@@ -4,8 +4,14 @@ import { after, every, iso, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
 import type { DeliveryStore } from '../deliveries/delivery-store.ts';
-import type { Events } from '../events.ts';
-import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
+import type { Events } from '../event-log.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  jsonIn,
+  type Row,
+  textIn,
+} from '../history/history-database.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { AlertChannel, State } from '../state/in-memory-state.ts';

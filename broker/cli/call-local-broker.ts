@@ -11,9 +11,9 @@ import { brokerProgram } from '../../shared/paths-in-checkout-or-package.ts';
 import { inUse } from '../../shared/program-start-and-end.ts';
 import { failureOf } from '../../shared/sdk/error.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { writeNow } from './output-and-signals.ts';
+import { through } from './broker-connections.ts';
 import { hint } from './print.ts';
-import { through } from './transport.ts';
+import { writeNow } from './stdout-stderr-and-exit.ts';
 
 interface SocketOptions {
   /** True if an empty or missing directory may become a broker's data directory. */

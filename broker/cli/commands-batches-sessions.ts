@@ -5,8 +5,8 @@ import { definedFields } from '../../shared/defined-fields.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { verb } from './declare-verb.ts';
 import { machineNames } from './find-by-name.ts';
-import { copyOut } from './output-and-signals.ts';
 import { clean, cleanLines, shorten } from './print.ts';
+import { copyOut } from './stdout-stderr-and-exit.ts';
 import { latest, ofMachine, printView, routeVerb, since, viewText } from './verb-from-route.ts';
 
 const line = ({ command, args }: { command: string; args: string[] | null }): string =>

@@ -9,8 +9,8 @@ import { errnoOf, StartError } from '../../shared/errors.ts';
 import { reasonOf as causeOf } from '../../shared/sdk/error.ts';
 import { Farhand, FarhandError, type FarhandOptions } from '../../shared/sdk/index.ts';
 import { atPath, reasonOf } from '../../shared/system-error-messages.ts';
+import type { Trust } from './broker-connections.ts';
 import { hint } from './print.ts';
-import type { Trust } from './transport.ts';
 
 export interface Where extends Trust {
   /** Data directory of a broker on this machine. */
@@ -111,7 +111,7 @@ function adviceOn({ url, pin, ca }: Where & { url: string }, why: string, pinIt:
 
 /** Returns the transport that verifies a pinned key or a private CA; undefined if plain fetch suffices. */
 export const transportOf = async (place: Where) =>
-  place.pin || place.ca ? (await import('./transport.ts')).createTransport(place) : undefined;
+  place.pin || place.ca ? (await import('./broker-connections.ts')).createTransport(place) : undefined;
 
 /** Creates a client. Throws StartError for a key or URL that the SDK refuses. */
 export function createClient(options: FarhandOptions): Farhand {

@@ -4,8 +4,8 @@ import { definedFields } from '../../shared/defined-fields.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { take, verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
-import { lost, write } from './output-and-signals.ts';
 import { clean, cleanJson, summary } from './print.ts';
+import { lost, write } from './stdout-stderr-and-exit.ts';
 import { latest, ofMachine, printView, routeVerb, since } from './verb-from-route.ts';
 
 export function addEvents(program: Command): void {

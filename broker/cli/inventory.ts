@@ -4,8 +4,8 @@ import type { Command } from 'commander';
 import { definedFields } from '../../shared/defined-fields.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { verb } from './declare-verb.ts';
-import { writeNow } from './output-and-signals.ts';
 import { type Cell, clean, counted, hint, print, record, size, when } from './print.ts';
+import { writeNow } from './stdout-stderr-and-exit.ts';
 import { printView, routeVerb } from './verb-from-route.ts';
 
 type Inventory = Awaited<ReturnType<Farhand['inventory']['get']>>;

@@ -6,8 +6,8 @@ import { packaged } from '../../shared/paths-in-checkout-or-package.ts';
 import { quoteForShell } from '../../shared/quote-for-shell.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { list } from './declare-verb.ts';
-import { checkPrinted } from './output-and-signals.ts';
 import { type Format, hint } from './print.ts';
+import { checkPrinted } from './stdout-stderr-and-exit.ts';
 import { type Given, routeVerb } from './verb-from-route.ts';
 
 /**

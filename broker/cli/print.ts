@@ -2,7 +2,7 @@
 import { styleText } from 'node:util';
 import { now } from '../../shared/clock.ts';
 import { clean, cleanJson, cleanLines } from '../../shared/sanitize-text.ts';
-import { writeNow } from './output-and-signals.ts';
+import { writeNow } from './stdout-stderr-and-exit.ts';
 
 export { clean, cleanJson, cleanLines };
 

@@ -5,8 +5,8 @@ import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program-start-and-end.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
-import { Exit, watchOutputs } from './output-and-signals.ts';
 import { clean, hint } from './print.ts';
+import { Exit, watchOutputs } from './stdout-stderr-and-exit.ts';
 import { createProgram } from './verb-tree.ts';
 
 export async function run(argv: string[]): Promise<void> {

@@ -14,7 +14,7 @@ import { where, withBroker } from './connect-to-broker.ts';
 import { localVerb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { rawMode, watchModes } from './local-terminal.ts';
-import { onStop, write } from './output-and-signals.ts';
+import { onStop, write } from './stdout-stderr-and-exit.ts';
 
 /** Code of the key Ctrl-], which detaches, as in telnet. Few programs use this key. */
 const detachKey = 0x1d;

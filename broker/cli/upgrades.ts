@@ -10,8 +10,8 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { atPath } from '../../shared/system-error-messages.ts';
 import { verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
-import { Exit, onStop, writeNow } from './output-and-signals.ts';
 import { clean, hint, print, record, size, when } from './print.ts';
+import { Exit, onStop, writeNow } from './stdout-stderr-and-exit.ts';
 import { latest, ofMachine, printView, routeVerb } from './verb-from-route.ts';
 
 type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;

@@ -1,7 +1,7 @@
 // Lists the brokers on this database for the REST API, with their leases and the number of their machines.
 import type { Api, Input, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
-import { type RowReader, textIn } from '../history/history.ts';
+import { type RowReader, textIn } from '../history/history-database.ts';
 import { listingBrokers } from './broker-and-owner-tables.ts';
 
 /** `self` is the id of this broker. */

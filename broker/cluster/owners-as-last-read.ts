@@ -2,7 +2,7 @@
 import { monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Row } from '../history/database-interface.ts';
-import type { RowReader } from '../history/history.ts';
+import type { RowReader } from '../history/history-database.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import {
   leaseMs,

@@ -5,7 +5,7 @@
 import { every, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable, type Fence } from '../history/group-commit.ts';
-import type { History } from '../history/history.ts';
+import type { History } from '../history/history-database.ts';
 import { PostgresListener } from '../history/postgres-listener.ts';
 import type { PostgresAddress } from '../history/postgres-settings.ts';
 import { newsChannel } from '../history/postgres-write-connection.ts';

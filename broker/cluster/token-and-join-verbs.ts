@@ -14,7 +14,7 @@ import { createLogger, logLevels } from '../../shared/logger.ts';
 import { helpText, type Invocation, readSettings } from '../../shared/read-settings.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
 import { withSettingsOf } from '../../shared/systemd/install.ts';
-import { SecretVault, vaultFile } from '../deliveries/secret-vault.ts';
+import { SecretVault, vaultFile } from '../deliveries/secret-encryption.ts';
 import { PostgresListener } from '../history/postgres-listener.ts';
 import { addressOf } from '../history/postgres-settings.ts';
 import { startErrorOf } from '../history/translate-postgres-errors.ts';

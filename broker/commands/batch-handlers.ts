@@ -6,7 +6,7 @@ import { monotonic, now, pausesInLongWork } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Peer } from '../cluster/peers/owner-lookup.ts';
-import type { HistoryTransaction } from '../history/history.ts';
+import type { HistoryTransaction } from '../history/history-database.ts';
 import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { mergeStreams } from '../merge-streams.ts';
 import { found } from '../not-found.ts';

@@ -9,7 +9,7 @@ import {
   type Row,
   type RowReader,
   textIn,
-} from '../history/history.ts';
+} from '../history/history-database.ts';
 import { notFound } from '../not-found.ts';
 import type { Batch, BatchProgress, Spec, Tally } from './command-record.ts';
 

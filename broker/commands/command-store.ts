@@ -5,7 +5,7 @@ import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { waitingCommands } from '../../shared/command-and-terminal-limits.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
-import type { Events } from '../events.ts';
+import type { Events } from '../event-log.ts';
 import {
   type History,
   type HistoryTransaction,
@@ -13,7 +13,7 @@ import {
   type Row,
   type RowReader,
   textIn,
-} from '../history/history.ts';
+} from '../history/history-database.ts';
 import { notFound } from '../not-found.ts';
 import { allOf, among, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';

@@ -1,5 +1,5 @@
 // The tables of commands, their columns, and the conversion between rows and commands.
-import { jsonIn, type Row, textIn } from '../history/history.ts';
+import { jsonIn, type Row, textIn } from '../history/history-database.ts';
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import type { Command } from './command-record.ts';
 import { listedBytes } from './command-to-json.ts';

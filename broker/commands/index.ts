@@ -5,8 +5,8 @@ import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../sha
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { TurnLimit } from '../event-loop-turn-limit.ts';
-import type { HistoryTransaction } from '../history/history.ts';
+import { TurnLimit } from '../callers-per-turn.ts';
+import type { HistoryTransaction } from '../history/history-database.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Batches } from './batch-handlers.ts';

@@ -16,7 +16,7 @@ import { killGraceMs } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { ownedElsewhere } from '../history/group-commit.ts';
-import type { HistoryTransaction } from '../history/history.ts';
+import type { HistoryTransaction } from '../history/history-database.ts';
 import type { Link } from '../presence/index.ts';
 import {
   type BatchProgress,

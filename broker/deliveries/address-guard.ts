@@ -4,7 +4,7 @@ import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
 import { fieldError } from '../../shared/errors.ts';
-import type { ResolveName } from './resolve-name.ts';
+import type { ResolveName } from './resolve-host-name.ts';
 
 type Address = ipaddr.IPv4 | ipaddr.IPv6;
 export type Network = [Address, number];

@@ -11,7 +11,7 @@ import {
   type Row,
   type RowReader,
   textIn,
-} from '../history/history.ts';
+} from '../history/history-database.ts';
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import { rowsSince } from '../history/time-ordered-table.ts';
 import { allOf } from '../paging.ts';

@@ -1,12 +1,12 @@
 // Creates what webhooks and alert channels share: stored deliveries, encrypted secrets, and requests to allowed
 // addresses.
 import { StartError } from '../../shared/errors.ts';
-import type { History } from '../history/history.ts';
+import type { History } from '../history/history-database.ts';
 import { AddressGuard, type Network, networkOf } from './address-guard.ts';
 import { Sender } from './attempt-delivery.ts';
 import { DeliveryStore } from './delivery-store.ts';
-import { type ResolveName, resolveName } from './resolve-name.ts';
-import { SecretVault } from './secret-vault.ts';
+import { type ResolveName, resolveName } from './resolve-host-name.ts';
+import { SecretVault } from './secret-encryption.ts';
 
 export interface DeliverySettings {
   /** Directory of the key file for the secrets. */

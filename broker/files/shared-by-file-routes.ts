@@ -10,8 +10,8 @@ import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
 import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
-import type { Events } from '../events.ts';
-import type { History } from '../history/history.ts';
+import type { Events } from '../event-log.ts';
+import type { History } from '../history/history-database.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
 

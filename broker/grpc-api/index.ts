@@ -6,6 +6,7 @@ import { orEncoded, streamsService } from '../../shared/agent-rpcs.ts';
 import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import type { Client } from '../request-checks/authenticate.ts';
 import { publicError } from '../request-checks/public-error.ts';
+import { sessionRpcs } from './attach-session.ts';
 import { commandRpcs } from './commands.ts';
 import { eventRpcs, fileRpcs } from './files-and-events.ts';
 import {
@@ -17,7 +18,6 @@ import {
   type StreamsServices,
   trailersOf,
 } from './incoming-call.ts';
-import { sessionRpcs } from './sessions.ts';
 
 /** How the service treats the calls of one port. */
 interface CallsPort {

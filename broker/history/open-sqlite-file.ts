@@ -4,7 +4,7 @@ import { closeSync, openSync, statSync } from 'node:fs';
 import { DatabaseSync } from 'node:sqlite';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { History } from './history.ts';
+import { History } from './history-database.ts';
 import { countedTable } from './row-counts.ts';
 import { migrate, SqliteDatabase } from './sqlite-database.ts';
 

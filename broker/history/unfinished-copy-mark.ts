@@ -1,7 +1,7 @@
 // The mark of a PostgreSQL database whose data is incomplete or outdated. No broker starts with such a database.
 // `farhand-broker migrate` sets the mark.
 import { StartError } from '../../shared/errors.ts';
-import type { History, HistoryTransaction } from './history.ts';
+import type { History, HistoryTransaction } from './history-database.ts';
 
 /**
  * `unfinished`: data is still being copied into the database, so rows are missing. `moved`: the data has moved to files

@@ -12,7 +12,7 @@ import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import { assertKnownParameters, queryOf } from '../request-checks/parse-api-request.ts';
 import type { ClientPort } from '../sessions/terminal-client.ts';
 import { isOwnOrigin, type OriginServices } from './csrf-check.ts';
-import { WebSocketClient } from './websocket-client.ts';
+import { WebSocketClient } from './websocket-terminal-client.ts';
 
 /** What a ticket gives access to: one client of one session. */
 export interface Attachment {

@@ -3,7 +3,13 @@
 import type { PackageFormat } from '../../shared/api/inventory.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
-import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  jsonIn,
+  type Row,
+  textIn,
+} from '../history/history-database.ts';
 
 export type Inventory = Reply<Api['inventory']['get']>;
 export type Package = Inventory['packages'][number];

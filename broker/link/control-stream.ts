@@ -11,17 +11,17 @@ import { AppError } from '../../shared/errors.ts';
 import { verifyProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { TurnLimit } from '../callers-per-turn.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
-import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import { installationOf, lastUpgradeOf } from '../presence/agent-installation.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
-import type { LinkLimits } from './limits-per-minute.ts';
 import type { LinkSettings } from './link-times-and-limits.ts';
+import type { LinkLimits } from './log-and-reconnect-limits.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 

@@ -21,11 +21,11 @@ import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
 import { controlFlow } from '../../shared/http2-windows.ts';
+import { TurnLimit } from '../callers-per-turn.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import { logAcceptErrors } from '../connection-limiter.ts';
-import { TurnLimit } from '../event-loop-turn-limit.ts';
-import type { Events } from '../events.ts';
-import type { History } from '../history/history.ts';
+import type { Events } from '../event-log.ts';
+import type { History } from '../history/history-database.ts';
 import type { JoinTokens } from '../join-tokens.ts';
 import type { Rates } from '../request-checks/rate-limits.ts';
 import type { AnswerStream } from './agent-calls.ts';
@@ -39,8 +39,8 @@ import {
 } from './control-stream.ts';
 import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
-import { createLinkLimits } from './limits-per-minute.ts';
 import type { LinkSettings } from './link-times-and-limits.ts';
+import { createLinkLimits } from './log-and-reconnect-limits.ts';
 import { type Pings, pingConnections } from './ping-connections-without-heartbeats.ts';
 
 export interface ListenerOptions {

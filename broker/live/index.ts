@@ -8,7 +8,7 @@ import { sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { Wake } from '../../shared/wake.ts';
 import type { Commands } from '../commands/index.ts';
-import type { Events } from '../events.ts';
+import type { Events } from '../event-log.ts';
 import { mergeStreams } from '../merge-streams.ts';
 import { notFound } from '../not-found.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';

@@ -4,10 +4,10 @@
 import type { Api, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import type { Packages } from '../agent-packages/index.ts';
 import type { Peer } from '../cluster/peers/owner-lookup.ts';
-import type { Events } from '../events.ts';
+import type { Events } from '../event-log.ts';
 import { found } from '../not-found.ts';
-import type { Packages } from '../packages/index.ts';
 import type { Machine, State, StateTransaction } from '../state/in-memory-state.ts';
 import { MachineLists } from './machine-lists.ts';
 import { detailOf, extraFields, itemOf, liveOf, type MachineSources, statusOf } from './machine-to-json.ts';

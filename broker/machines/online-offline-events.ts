@@ -3,8 +3,8 @@
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Cluster } from '../cluster/owners.ts';
-import type { Events } from '../events.ts';
-import type { History } from '../history/history.ts';
+import type { Events } from '../event-log.ts';
+import type { History } from '../history/history-database.ts';
 import { allOf, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';

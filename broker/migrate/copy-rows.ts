@@ -2,7 +2,7 @@
 // the caller compares the copy with the original.
 import { createHash, type Hash } from 'node:crypto';
 import type { Value } from '../history/database-interface.ts';
-import type { History, HistoryTransaction, Row } from '../history/history.ts';
+import type { History, HistoryTransaction, Row } from '../history/history-database.ts';
 
 /** A table that both databases have. */
 export interface Table {

@@ -8,7 +8,7 @@ import { takeDirectory } from '../../shared/directory-lock.ts';
 import { syncDirectory } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { History, type HistoryTransaction } from '../history/history.ts';
+import { History, type HistoryTransaction } from '../history/history-database.ts';
 import { openHistory } from '../history/open-sqlite-file.ts';
 import { PostgresDatabase } from '../history/postgres-database.ts';
 import { copyMarkOf, setCopyMark } from '../history/unfinished-copy-mark.ts';

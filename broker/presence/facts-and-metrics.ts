@@ -14,7 +14,7 @@ import {
   type OutboxEntry,
   type Row,
   textIn,
-} from '../history/history.ts';
+} from '../history/history-database.ts';
 import type { Installation, LastUpgrade } from './agent-installation.ts';
 import { LastHour } from './metrics-last-hour.ts';
 import { percentOf, type Report, reportOf } from './report-of-agent.ts';

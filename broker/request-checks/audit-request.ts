@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newTimedId } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { History } from '../history/history.ts';
+import type { History } from '../history/history-database.ts';
 import { replayed } from './idempotency.ts';
 import type { RawInput, Subject } from './parse-api-request.ts';
 

@@ -5,7 +5,13 @@ import type { Route } from '../../shared/api/route.ts';
 import type { Caller, Content } from '../../shared/api/route-table.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { History, HistoryTransaction, OutboxEntry, Row, RowReader } from '../history/history.ts';
+import type {
+  History,
+  HistoryTransaction,
+  OutboxEntry,
+  Row,
+  RowReader,
+} from '../history/history-database.ts';
 
 /** Response header that marks the answer to a repeat. */
 export const replayed = 'Idempotency-Replayed';

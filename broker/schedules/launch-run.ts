@@ -10,7 +10,7 @@ import type { Cluster } from '../cluster/owners.ts';
 import type { CommandParams } from '../commands/command-record.ts';
 import type { AcceptedCommand, Commands } from '../commands/index.ts';
 import { commandWith } from '../commands/saved-commands.ts';
-import type { History, HistoryTransaction } from '../history/history.ts';
+import type { History, HistoryTransaction } from '../history/history-database.ts';
 import { found } from '../not-found.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Declared, SavedCommand, Schedule, State } from '../state/in-memory-state.ts';

@@ -7,14 +7,14 @@ import type { MachineId, RunId } from '../../shared/api/shared-schemas.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Command } from '../commands/command-record.ts';
-import type { Events } from '../events.ts';
+import type { Events } from '../event-log.ts';
 import {
   type History,
   type HistoryTransaction,
   type Row,
   type RowReader,
   textIn,
-} from '../history/history.ts';
+} from '../history/history-database.ts';
 import { allOf, among, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
 import { counted, type Mark, tables } from './run-tables.ts';

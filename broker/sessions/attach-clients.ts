@@ -4,7 +4,7 @@ import { after, now } from '../../shared/clock.ts';
 import { terminalClients } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { HistoryTransaction } from '../history/history.ts';
+import type { HistoryTransaction } from '../history/history-database.ts';
 import { Conversation, endOf } from './serve-client.ts';
 import { emitEvent, type OpenSession, type SessionContext, sessionsOn } from './session.ts';
 import type { Attached, Mode, Session } from './session-records.ts';

@@ -2,7 +2,7 @@
 
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId, SessionId } from '../../shared/api/shared-schemas.ts';
-import type { History, HistoryTransaction, Row, RowReader } from '../history/history.ts';
+import type { History, HistoryTransaction, Row, RowReader } from '../history/history-database.ts';
 import { notFound } from '../not-found.ts';
 import { allOf, reachableOnly } from '../paging.ts';
 

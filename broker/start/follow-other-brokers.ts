@@ -2,7 +2,7 @@
 import type { Logger } from '../../shared/logger.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { Events } from '../events.ts';
+import type { Events } from '../event-log.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';

@@ -5,7 +5,7 @@ import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Cluster } from '../cluster/owners.ts';
-import { History } from '../history/history.ts';
+import { History } from '../history/history-database.ts';
 import { openHistory } from '../history/open-sqlite-file.ts';
 import type { Authority } from '../link/certificate-authority.ts';
 import type { CountTogether } from '../request-checks/rate-limits.ts';

@@ -15,7 +15,7 @@ import {
   webhookId,
   windowId,
 } from '../../shared/api/shared-schemas.ts';
-import type { OutboxEntry } from '../history/history.ts';
+import type { OutboxEntry } from '../history/history-database.ts';
 
 /**
  * Version 0.1.0 stored tags with white space around them, so tags are trimmed here. Later versions trim the tags of
@@ -177,7 +177,7 @@ const webhook = z.strictObject({
   id: webhookId,
   url: z.string(),
   events: z.array(z.string()),
-  /** The encrypted secret (deliveries/secret-vault.ts). */
+  /** The encrypted secret (deliveries/secret-encryption.ts). */
   secret: z.string().nullable(),
   /**
    * True if the user has enabled the webhook. It may be disabled all the same, after failed deliveries: the history has
@@ -232,7 +232,7 @@ const alertChannel = z.strictObject({
   type: z.enum(channelTypes),
   /** The URL without its secret parts. */
   url: z.string(),
-  /** The encrypted URL and secret, as JSON (deliveries/secret-vault.ts). */
+  /** The encrypted URL and secret, as JSON (deliveries/secret-encryption.ts). */
   sealed: z.string(),
   user: z.string().nullable(),
   from: z.string().nullable(),

@@ -12,7 +12,7 @@ import {
   type Row,
   type RowReader,
   textIn,
-} from '../history/history.ts';
+} from '../history/history-database.ts';
 import { type Declared, type Documents, documents, names, newDocuments, version } from './document-types.ts';
 import type { Edited, StateStore, Version } from './store-interface.ts';
 

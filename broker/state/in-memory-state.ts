@@ -3,7 +3,7 @@
 import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
-import type { OutboxEntry } from '../history/history.ts';
+import type { OutboxEntry } from '../history/history-database.ts';
 import { type Declared, type Documents, type Name, names } from './document-types.ts';
 import { FileStore } from './documents-in-state-json.ts';
 import type { Apply, Edited, StateStore, Version } from './store-interface.ts';

@@ -1,6 +1,6 @@
 // The interface of the stores for documents: a file (documents-in-state-json.ts) or PostgreSQL
 // (documents-in-postgres.ts).
-import type { Connection, OutboxEntry } from '../history/history.ts';
+import type { Connection, OutboxEntry } from '../history/history-database.ts';
 import type { Declared, Documents } from './document-types.ts';
 
 /** Writes the outbox to the history. It may be called twice with the same entries. */

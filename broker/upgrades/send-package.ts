@@ -3,7 +3,7 @@ import { open } from 'node:fs/promises';
 import type { StageUpgradeRequest } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
 import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { AgentPackage } from '../packages/index.ts';
+import type { AgentPackage } from '../agent-packages/index.ts';
 import type { Upgrade } from './upgrade-tables.ts';
 
 const chunkBytes = 256 * 1024;

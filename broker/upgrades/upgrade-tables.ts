@@ -2,7 +2,7 @@
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import type { MachineUpgradeStatus, UpgradeReason } from '../../shared/api/upgrades.ts';
-import type { Row } from '../history/history.ts';
+import type { Row } from '../history/history-database.ts';
 
 type Served = Reply<Api['upgrades']['get']>;
 

@@ -7,8 +7,8 @@ import type { Delivery, EventKind } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import { headersOf, type Message, type Signer, signerOf } from '../deliveries/signature.ts';
-import type { Events } from '../events.ts';
-import type { HistoryTransaction } from '../history/history.ts';
+import type { Events } from '../event-log.ts';
+import type { HistoryTransaction } from '../history/history-database.ts';
 import type { State, Webhook } from '../state/in-memory-state.ts';
 
 interface SubscriptionContext {

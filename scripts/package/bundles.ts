@@ -159,7 +159,7 @@ function addUnits(folder: string, names: readonly Entry[]): void {
 }
 
 function addBrokerFiles(folder: string): void {
-  cpSync(join(root, 'broker/packages/install.sh'), join(folder, 'install.sh'));
+  cpSync(join(root, 'broker/agent-packages/install.sh'), join(folder, 'install.sh'));
   cpSync(join(root, 'broker/http/reference.md'), join(folder, 'docs/reference.md'));
   const redocly = dirname(require.resolve('@redocly/cli/package.json'));
   const renderer = 'redoc.standalone.js';

@@ -2,7 +2,7 @@
 import { existsSync } from 'node:fs';
 import { clockFault } from '../certificate-clock-error.ts';
 import { StartError } from '../errors.ts';
-import { identityFile, readIdentity } from '../identity-file.ts';
+import { identityFile, readIdentity } from '../read-agent-identity.ts';
 import { hostPort } from '../read-settings.ts';
 import { clean } from '../sanitize-text.ts';
 import { runsSystemd, type State, stateOf } from '../systemd/control.ts';

@@ -15,7 +15,7 @@ import {
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
 import { agentSettings } from '../../agent/settings-schema.ts';
-import { upgradePaths } from '../../agent/upgrade/directory-shared-with-root.ts';
+import { upgradePaths } from '../../agent/upgrade/files-shared-with-root.ts';
 import { Upgrades, type UpgradesOptions } from '../../agent/upgrade/index.ts';
 import { takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
 import { faultOfRestored } from '../../agent/upgrade/root-unit/try-version.ts';

@@ -8,7 +8,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { BrokerAddresses } from '../../agent/link/broker-addresses.ts';
 import { keepLinked, type LinkOptions } from '../../agent/link/index.ts';
 import { service as agentService } from '../../agent/systemd-service.ts';
-import { scriptFor } from '../../broker/packages/install.ts';
+import { scriptFor } from '../../broker/agent-packages/install.ts';
 import { service as brokerService } from '../../broker/systemd-service.ts';
 import { readRegularFile } from '../../shared/regular-file.ts';
 import { place, unitText } from '../../shared/systemd/install.ts';

@@ -17,8 +17,8 @@ import {
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { Events } from '../../broker/events.ts';
-import type { OutboxEntry } from '../../broker/history/history.ts';
+import { Events } from '../../broker/event-log.ts';
+import type { OutboxEntry } from '../../broker/history/history-database.ts';
 import { openHistory } from '../../broker/history/open-sqlite-file.ts';
 import {
   type Machine,

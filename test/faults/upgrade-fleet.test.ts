@@ -12,7 +12,7 @@ import {
   type UpgradeRequest,
   type UpgradeResult,
   upgradePaths,
-} from '../../agent/upgrade/directory-shared-with-root.ts';
+} from '../../agent/upgrade/files-shared-with-root.ts';
 import { dropRequest, takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
 import { pinKey } from '../../agent/upgrade/trusted-key.ts';
 import { sleep } from '../../shared/clock.ts';

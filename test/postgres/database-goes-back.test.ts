@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Cluster } from '../../broker/cluster/owners.ts';
-import { History } from '../../broker/history/history.ts';
+import { History } from '../../broker/history/history-database.ts';
 import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
 import { addressOf } from '../../broker/history/postgres-settings.ts';
 import type { Key } from '../../broker/state/document-types.ts';

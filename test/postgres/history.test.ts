@@ -1,7 +1,7 @@
 // History on PostgreSQL: writes share transactions, a failed write undoes only itself, resolved writes are durable, and
 // SQL is translated from SQLite.
 import { expect, onTestFinished, test } from 'vitest';
-import { History, type HistoryTransaction, type Row } from '../../broker/history/history.ts';
+import { History, type HistoryTransaction, type Row } from '../../broker/history/history-database.ts';
 import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
 import { createCounts, sumOf, totalOf } from '../../broker/history/row-counts.ts';
 import { stepToPostgres, toPostgres } from '../../broker/history/translate-to-postgres.ts';

@@ -3,7 +3,7 @@
 import { existsSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import type { History } from '../../broker/history/history.ts';
+import type { History } from '../../broker/history/history-database.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { soon } from '../commands-fixture.ts';

@@ -9,7 +9,7 @@ import { AppError, fromErrno } from '../../../shared/errors.ts';
 import { leaving, startedEvent } from '../follow-output.ts';
 import { terminalPlan } from '../launch-plan.ts';
 import { ProcessTable } from '../process-registry.ts';
-import type { Parts, Prepared } from '../process-supervisor.ts';
+import type { Parts, Prepared } from '../running-process.ts';
 import { checkedSize, Pty, type PtyMaker } from './pty.ts';
 import { type Client, Terminal } from './terminal.ts';
 

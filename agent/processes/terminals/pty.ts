@@ -7,7 +7,7 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { drain, Pump, type Sink } from '../copy-output-to-log.ts';
 import type { Plan } from '../launch-plan.ts';
-import type { Stdio } from '../process-supervisor.ts';
+import type { Stdio } from '../running-process.ts';
 
 export interface Size {
   cols: number;

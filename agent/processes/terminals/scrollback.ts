@@ -2,7 +2,7 @@
 
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
-import { Backpressure } from '../../../shared/log-backpressure.ts';
+import { Backpressure } from '../../../shared/output-backpressure.ts';
 import type { Wake } from '../../../shared/wake.ts';
 
 interface Block {

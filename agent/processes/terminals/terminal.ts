@@ -4,12 +4,12 @@ import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/
 import { after, monotonic, sleep } from '../../../shared/clock.ts';
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
-import type { ReaderPosition } from '../../../shared/log-backpressure.ts';
+import type { ReaderPosition } from '../../../shared/output-backpressure.ts';
 import { isSignal } from '../../../shared/signals.ts';
 import { signalGroup } from '../kill-tree.ts';
 import type { Exit } from '../process-journal.ts';
 import { Tracked } from '../process-registry.ts';
-import type { Limits } from '../process-supervisor.ts';
+import type { Limits } from '../running-process.ts';
 import { checkedSize, type Pty, type Size } from './pty.ts';
 import { fellOut, Scrollback } from './scrollback.ts';
 

@@ -9,7 +9,7 @@ import { StartError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { version } from '../../../shared/version.ts';
 import type { AgentSettings } from '../../settings-schema.ts';
-import { type UpgradePaths, type UpgradeResult, upgradePaths } from '../directory-shared-with-root.ts';
+import { type UpgradePaths, type UpgradeResult, upgradePaths } from '../files-shared-with-root.ts';
 import { pinKey } from '../trusted-key.ts';
 import { DebianPackage } from './debian-package.ts';
 import type { Installer } from './installer-interface.ts';

@@ -6,7 +6,7 @@ import { dirname, join } from 'node:path';
 import { monotonic, sleep } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { must, run } from '../../../shared/systemd/control.ts';
-import type { UpgradePaths } from '../directory-shared-with-root.ts';
+import type { UpgradePaths } from '../files-shared-with-root.ts';
 import type { Installer, VersionNames } from './installer-interface.ts';
 import { assertRuns } from './try-version.ts';
 

@@ -12,7 +12,7 @@ import {
   requestSchema,
   type UpgradeRequest,
   upgradePaths,
-} from '../directory-shared-with-root.ts';
+} from '../files-shared-with-root.ts';
 import { fitFault, signerFault } from '../receive-package.ts';
 import { readTrustedKey } from '../trusted-key.ts';
 

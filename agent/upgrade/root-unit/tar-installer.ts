@@ -4,7 +4,7 @@ import { mkdtemp, readdir, readlink, rename, rm, symlink } from 'node:fs/promise
 import { join } from 'node:path';
 import { syncDirectory } from '../../../shared/durable-file.ts';
 import { must } from '../../../shared/systemd/control.ts';
-import type { UpgradePaths } from '../directory-shared-with-root.ts';
+import type { UpgradePaths } from '../files-shared-with-root.ts';
 import type { Installer, VersionNames } from './installer-interface.ts';
 import { assertRuns } from './try-version.ts';
 

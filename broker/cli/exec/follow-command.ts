@@ -2,8 +2,8 @@
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import type { Options } from '../declare-verb.ts';
-import { Exit, lost, type OutputName, onStop, write } from '../output-and-signals.ts';
 import { clean, cleanJson, hint } from '../print.ts';
+import { Exit, lost, type OutputName, onStop, write } from '../stdout-stderr-and-exit.ts';
 import type { ConnectionReporter } from './report-silence.ts';
 
 export const flags = {

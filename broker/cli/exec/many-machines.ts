@@ -3,9 +3,9 @@
 import { definedFields } from '../../../shared/defined-fields.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { findMachine, machineNames } from '../find-by-name.ts';
-import type { OutputName } from '../output-and-signals.ts';
 import { clean, cleanLines, counted, hint, print, printJson } from '../print.ts';
 import { readInput } from '../prompt.ts';
+import type { OutputName } from '../stdout-stderr-and-exit.ts';
 import * as one from './follow-command.ts';
 import { type ConnectionReporter, reportConnection } from './report-silence.ts';
 import { hasInput } from './send-stdin.ts';

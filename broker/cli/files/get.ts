@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-error-messages.ts';
-import { write } from '../output-and-signals.ts';
+import { write } from '../stdout-stderr-and-exit.ts';
 import { extractNew, writeChunks } from './local-tar.ts';
 import { tarBytes, withProgress } from './progress.ts';
 import { assertDistinct, localNameOf, pathText, type RemotePath, resolve } from './remote-path.ts';

@@ -4,9 +4,9 @@ import { definedFields } from '../../../shared/defined-fields.ts';
 import { StartError, UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import { type Common, verb } from '../declare-verb.ts';
-import { copyOut, Exit, Interrupted, onStop } from '../output-and-signals.ts';
 import { hint, print, printJson, size, table } from '../print.ts';
 import { confirm } from '../prompt.ts';
+import { copyOut, Exit, Interrupted, onStop } from '../stdout-stderr-and-exit.ts';
 import { printView } from '../verb-from-route.ts';
 import { fromTo, isRemote, pathText, resolve } from './remote-path.ts';
 

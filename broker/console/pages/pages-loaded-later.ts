@@ -10,7 +10,7 @@ export { Command } from './command.tsx';
 export { Commands } from './commands.tsx';
 export { Events } from './events.tsx';
 export { Inventory } from './inventory.tsx';
-export { Join } from './join.tsx';
+export { Join } from './join-machine.tsx';
 export { Keys } from './keys.tsx';
 export { Machine } from './machine.tsx';
 export { Profile } from './profile.tsx';

@@ -1,8 +1,8 @@
 // A broker that emits invented events at a steady rate after SIGUSR2. A bench has too few machines to cause events at
 // this rate.
 
-import type { Events } from '../../../broker/events.ts';
-import type { History } from '../../../broker/history/history.ts';
+import type { Events } from '../../../broker/event-log.ts';
+import type { History } from '../../../broker/history/history-database.ts';
 import { brokerSettings } from '../../../broker/settings-schema.ts';
 import { startBroker } from '../../../broker/start/index.ts';
 import { createLogger } from '../../../shared/logger.ts';

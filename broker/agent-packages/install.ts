@@ -60,7 +60,7 @@ export function scriptFor({ url, grpc, publicGrpc, pin }: Addresses): string {
   const broker = publicGrpc || (grpc && `${new URL(url).hostname}:${port}`);
   const values: Record<string, string> = { FROM: trimmed(url), PIN: pin, BROKER: broker };
   const template = readFileSync(
-    shipped('install.sh', () => join(home, 'broker/packages/install.sh')),
+    shipped('install.sh', () => join(home, 'broker/agent-packages/install.sh')),
     'utf8',
   );
   return template.replace(/@(FROM|PIN|BROKER)@/g, (_whole, name: string) =>

@@ -13,7 +13,7 @@ import {
   type OutboxEntry,
   type Row,
   textIn,
-} from './history/history.ts';
+} from './history/history-database.ts';
 import { type CountedTable, createCounts } from './history/row-counts.ts';
 import { OrderedTable } from './history/time-ordered-table.ts';
 import { allOf, type Condition, reachableOnly } from './paging.ts';
