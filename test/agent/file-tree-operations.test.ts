@@ -911,8 +911,12 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     const child = disk.program(`
       const files = await createFiles({ roots: ['/'], home: '/', forbidden: [],
         directory: ${JSON.stringify(data)}, log: createLogger('x', 'silent') });
+      // readdirSync() fails if a directory disappears while it reads the tree.
+      const entries = () => {
+        try { return fs.readdirSync(${JSON.stringify(shm)}, { recursive: true }).length; } catch { return 0; }
+      };
       const watch = setInterval(() => {
-        if (fs.readdirSync(${JSON.stringify(shm)}, { recursive: true }).length > 20) process.kill(process.pid, 'SIGKILL');
+        if (entries() > 20) process.kill(process.pid, 'SIGKILL');
       }, 1);
       await files.moveFile({ source: Buffer.from(${JSON.stringify(path('dir'))}),
         destination: Buffer.from(${JSON.stringify(join(shm, 'dir'))}), overwrite: false },
