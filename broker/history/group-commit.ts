@@ -117,72 +117,56 @@ export class GroupCommit {
     const group = this.#queue.splice(0, mostOfGroup);
     // setImmediate lets the broker serve other requests between two groups.
     if (this.#queue.length > 0) setImmediate(() => void this.#flush());
-    const [first, second] = group;
-    if (!first) return;
-    this.#running = (second ? this.#commitAll(group) : this.#commitOne(first)).finally(() => {
+    if (group.length === 0) return;
+    this.#running = this.#commit(group).finally(() => {
       this.#running = undefined;
     });
     await this.#running;
   }
 
-  /**
-   * Commits a group of a single change, which needs no savepoint. COMMIT is sent without a wait for the answers to the
-   * last writes, which saves a round trip.
-   */
-  async #commitOne(member: Pending): Promise<void> {
-    const change = new Change(this.#writer, this.#appliers, this.#name, this.fence);
-    // True while the change runs: an error then comes from the change, and not from BEGIN or COMMIT.
-    let isFromChange = false;
-    try {
-      await this.#writer.begin();
-      isFromChange = true;
-      await change.settle(member).finally(() => change.end());
-      isFromChange = false;
-      await this.#writer.commit();
-      await change.runHooks();
-      change.resolve();
-    } catch (error) {
-      const cause = change.failure ? change.failure.error : error;
-      await this.#undo(cause, isFromChange || change.failure !== undefined);
-      member.reject(cause);
-    }
-  }
-
-  async #commitAll(group: readonly Pending[]): Promise<void> {
+  async #commit(group: readonly Pending[]): Promise<void> {
     const done: Change[] = [];
     try {
       await this.#writer.begin();
       for (const member of group) {
-        const change = await this.#attempt(member);
+        const change = await this.#attempt(member, group.length === 1);
         if (change) done.push(change);
       }
+      // If all changes have failed, there is nothing to commit.
+      if (done.length === 0) return await this.#undo();
       await this.#writer.commit();
       for (const { runHooks } of done) await runHooks();
       for (const { resolve } of done) resolve();
     } catch (error) {
-      await this.#undo(error, false);
-      for (const member of group) member.reject(error);
+      // The error of a change is not logged, because the change's caller gets it.
+      const failure = done[0]?.failure;
+      if (!failure)
+        this.#log.error({ err: error }, `${this.#name} could not be written, so the changes are undone`);
+      await this.#undo();
+      for (const member of group) member.reject(failure ? failure.error : error);
     }
   }
 
-  /** Undoes a transaction. An error of a change is not logged, because the change's caller gets it. */
-  async #undo(error: unknown, isFromChange: boolean): Promise<void> {
-    if (!isFromChange)
-      this.#log.error({ err: error }, `${this.#name} could not be written, so the changes are undone`);
+  /** Undoes a transaction. */
+  async #undo(): Promise<void> {
     await this.#writer.rollback().catch(() => {});
   }
 
-  /** Runs one change of a group. If it fails, only its own rows are undone, and none of its hooks run. */
-  async #attempt(member: Pending): Promise<Change | undefined> {
+  /**
+   * Runs one change of a group. If it fails, only its own rows are undone, and none of its hooks run. A change that is
+   * alone in its group needs no savepoint. It also does not wait for the answers to its last statements. If one of them
+   * fails, COMMIT fails too, and `failure` of the change has the reason.
+   */
+  async #attempt(member: Pending, isAlone: boolean): Promise<Change | undefined> {
     const change = new Change(this.#writer, this.#appliers, this.#name, this.fence);
     try {
-      change.execute('SAVEPOINT member', []).catch(() => {});
+      if (!isAlone) change.execute('SAVEPOINT member', []).catch(() => {});
       await change.settle(member);
-      await change.execute('RELEASE SAVEPOINT member', []);
+      if (!isAlone) await change.execute('RELEASE SAVEPOINT member', []);
       return change;
     } catch (error) {
       member.reject(change.failure ? change.failure.error : error);
-      await this.#writer.execute('ROLLBACK TO SAVEPOINT member', []);
+      if (!isAlone) await this.#writer.execute('ROLLBACK TO SAVEPOINT member', []);
       return undefined;
     } finally {
       change.end();
