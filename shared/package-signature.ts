@@ -3,71 +3,47 @@ import { createHash, type KeyObject, sign, verify } from 'node:crypto';
 import * as z from 'zod';
 import { publicKeyOf } from './identity-proof.ts';
 
-/** The data that a signature covers. The signature is valid for no other version, architecture or kind of package. */
-export interface SignedPackage {
-  version: string;
-  /** Architecture by its name in Node: "x64" or "arm64". */
-  arch: string;
-  kind: 'tar.gz' | 'deb';
-  size: number;
-  /** SHA-256 of the package, in hexadecimal. */
-  sha256: string;
-}
-
-/** A new public key (32 raw bytes), and its signature by the previous key (64 raw bytes). */
-export interface KeyChange {
-  public_key: Buffer;
-  signature: Buffer;
-}
-
-export interface PackageSignature {
-  /** The key that verifies `signature`: 32 raw bytes. */
-  public_key: Buffer;
-  /** The signature of the package: 64 raw bytes. */
-  signature: Buffer;
-  /** The key changes that lead to `public_key`, oldest first, for machines that still trust an earlier key. */
-  key_changes: readonly KeyChange[];
-}
-
 const mostKeyChanges = 32;
 const mostPackageBytes = 1024 ** 3;
 
-const base64 = (bytes: number): z.ZodType<Buffer, string> =>
-  z.base64().transform((text, context) => {
-    const decoded = Buffer.from(text, 'base64');
-    if (decoded.length === bytes) return decoded;
-    context.addIssue({ code: 'custom', message: `must be ${bytes} bytes` });
-    return z.NEVER;
-  });
+/** Base64 of exactly this number of bytes. */
+const base64 = (bytes: number) =>
+  z.codec(
+    z.base64(),
+    z.instanceof(Buffer).refine(({ length }) => length === bytes, `must be ${bytes} bytes`),
+    { decode: (text) => Buffer.from(text, 'base64'), encode: (decoded) => decoded.toString('base64') },
+  );
 
-export const keyChangesSchema = z
-  .array(z.object({ public_key: base64(32), signature: base64(64) }))
-  .max(mostKeyChanges);
+/** A new public key (raw bytes), and its signature by the previous key (raw bytes). */
+const keyChangeSchema = z.object({ public_key: base64(32), signature: base64(64) });
+export type KeyChange = z.output<typeof keyChangeSchema>;
 
-/** Content of the file NAME.sig beside a package NAME, as JSON. Keys and signatures are base64. */
-export const signatureFileSchema = z.object({
+export const keyChangesSchema = z.array(keyChangeSchema).max(mostKeyChanges).readonly();
+
+/** The data that a signature covers. The signature is valid for no other version, architecture or kind of package. */
+const signedPackageSchema = z.object({
   version: z.string().regex(/^\d[\w.+-]{0,63}$/),
+  /** Architecture by its name in Node: "x64" or "arm64". */
   arch: z.string().regex(/^\w{1,32}$/),
   kind: z.enum(['tar.gz', 'deb']),
   size: z.int().min(1).max(mostPackageBytes),
+  /** SHA-256 of the package, in hexadecimal. */
   sha256: z.string().regex(/^[0-9a-f]{64}$/),
+});
+export type SignedPackage = z.output<typeof signedPackageSchema>;
+
+const packageSignatureSchema = z.object({
+  /** The key that verifies `signature`, as raw bytes. */
   public_key: base64(32),
+  /** The signature of the package, as raw bytes. */
   signature: base64(64),
+  /** The key changes that lead to `public_key`, oldest first, for machines that still trust an earlier key. */
   key_changes: keyChangesSchema,
 });
+export type PackageSignature = z.output<typeof packageSignatureSchema>;
 
-export function signatureJson(
-  { version, arch, kind, size, sha256 }: SignedPackage,
-  { public_key, signature, key_changes }: PackageSignature,
-): object {
-  const text = (bytes: Buffer): string => bytes.toString('base64');
-  const changes = key_changes.map((change) => ({
-    public_key: text(change.public_key),
-    signature: text(change.signature),
-  }));
-  const signed = { version, arch, kind, size, sha256 };
-  return { ...signed, public_key: text(public_key), signature: text(signature), key_changes: changes };
-}
+/** Content of the file NAME.sig beside a package NAME, as JSON. Keys and signatures are base64. */
+export const signatureFileSchema = signedPackageSchema.extend(packageSignatureSchema.shape);
 
 export const signatureFileOf = (file: string): string => `${file}.sig`;
 

@@ -2,6 +2,7 @@
 // agent itself may not write in its program's directory.
 import { existsSync } from 'node:fs';
 import { rm, unlink } from 'node:fs/promises';
+import * as z from 'zod';
 import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
 import type { StageUpgradeResponse } from '../../proto/types/farhand/agent/v1/StageUpgradeResponse.ts';
 import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
@@ -11,7 +12,7 @@ import { monotonic, sleep } from '../../shared/clock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, fromErrno, isErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { fingerprintOf, signatureJson } from '../../shared/package-signature.ts';
+import { fingerprintOf } from '../../shared/package-signature.ts';
 import { home } from '../../shared/paths-in-checkout-or-package.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import { Upload } from '../files/upload-messages.ts';
@@ -20,6 +21,7 @@ import {
   installedKind,
   kindOfHome,
   readResult,
+  requestSchema,
   type UpgradeRequest,
   upgradePaths,
 } from './files-shared-with-root.ts';
@@ -181,9 +183,8 @@ export class Upgrades {
   async #switch(request: UpgradeRequest): Promise<void> {
     const { directory } = this.#options;
     const file = upgradePaths(directory).request;
-    const { upgrade_id, link_timeout_ms } = request;
-    const json = { ...signatureJson(request, request), upgrade_id, link_timeout_ms };
-    await writeDurably(file, JSON.stringify(json));
+    const { upgrade_id } = request;
+    await writeDurably(file, JSON.stringify(z.encode(requestSchema, request)));
     const begun = monotonic();
     while (!this.#closing.signal.aborted && monotonic() - begun < switchMs) {
       const result = readResult(directory);

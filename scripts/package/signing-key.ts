@@ -3,6 +3,7 @@
 import { createPrivateKey, createPublicKey, generateKeyPairSync, type KeyObject } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { password } from '@clack/prompts';
+import * as z from 'zod';
 import { StartError } from '../../shared/errors.ts';
 import { rawPublicKey } from '../../shared/identity-proof.ts';
 import {
@@ -10,7 +11,7 @@ import {
   type KeyChange,
   keyChangesSchema,
   type SignedPackage,
-  signatureJson,
+  signatureFileSchema,
   signKeyChange,
   signPackage,
 } from '../../shared/package-signature.ts';
@@ -48,7 +49,7 @@ export async function makeSigningKey(file: string, oldFile: string | undefined):
   const raw = rawPublicKey(publicKey);
   if (old && oldFile !== undefined) {
     const changes = [...changesOf(oldFile), signKeyChange(raw, old)];
-    writeFileSync(changesFileOf(file), changesText(changes));
+    writeFileSync(changesFileOf(file), jsonText(z.encode(keyChangesSchema, changes)));
   }
   writeFileSync(`${file}.pub`, pemOf(publicKey));
   process.stderr.write(`fingerprint: ${fingerprintOf(raw)}\n`);
@@ -70,7 +71,8 @@ export async function loadSigningKey(file: string): Promise<Signer> {
     publicPem: pemOf(publicKey),
     sign(what) {
       const signature = signPackage(what, key);
-      return `${JSON.stringify(signatureJson(what, { public_key: raw, signature, key_changes }), undefined, 2)}\n`;
+      const file = { ...what, public_key: raw, signature, key_changes };
+      return jsonText(z.encode(signatureFileSchema, file));
     },
   };
 }
@@ -118,15 +120,9 @@ async function passphraseFor(message: string, name: string): Promise<string> {
 
 const pemOf = (key: KeyObject): string => key.export({ format: 'pem', type: 'spki' }).toString();
 
-function changesOf(file: string): KeyChange[] {
+function changesOf(file: string): readonly KeyChange[] {
   const changes = changesFileOf(file);
   return existsSync(changes) ? keyChangesSchema.parse(JSON.parse(readFileSync(changes, 'utf8'))) : [];
 }
 
-function changesText(changes: readonly KeyChange[]): string {
-  const texts = changes.map(({ public_key, signature }) => ({
-    public_key: public_key.toString('base64'),
-    signature: signature.toString('base64'),
-  }));
-  return `${JSON.stringify(texts, undefined, 2)}\n`;
-}
+const jsonText = (value: unknown): string => `${JSON.stringify(value, undefined, 2)}\n`;

@@ -14,15 +14,16 @@ import {
 } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
+import * as z from 'zod';
 import { agentSettings } from '../../agent/settings-schema.ts';
-import { upgradePaths } from '../../agent/upgrade/files-shared-with-root.ts';
+import { requestSchema, upgradePaths } from '../../agent/upgrade/files-shared-with-root.ts';
 import { Upgrades, type UpgradesOptions } from '../../agent/upgrade/index.ts';
 import { takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
 import { faultOfRestored } from '../../agent/upgrade/root-unit/try-version.ts';
 import { trustKey } from '../../agent/upgrade/trusted-key.ts';
 import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
 import { methods } from '../../shared/agent-rpcs.ts';
-import { fingerprintOf, signatureJson, signKeyChange } from '../../shared/package-signature.ts';
+import { fingerprintOf, signKeyChange } from '../../shared/package-signature.ts';
 import { readSettings } from '../../shared/read-settings.ts';
 import { version } from '../../shared/version.ts';
 import { atEnd } from '../close-after-tests.ts';
@@ -241,8 +242,8 @@ describe('root’s unit', () => {
   /** Writes a request into the agent's directory, as any program of the agent's user could. */
   function ask(directory: string, upgrade: SignedUpgrade, content: Buffer | undefined = bytes): void {
     const { request, package: file } = upgradePaths(directory);
-    const json = { ...signatureJson(upgrade, upgrade), upgrade_id: 'upg_1', link_timeout_ms: 10_000 };
-    writeFileSync(request, JSON.stringify(json));
+    const asked = { ...upgrade, upgrade_id: 'upg_1', link_timeout_ms: 10_000 };
+    writeFileSync(request, JSON.stringify(z.encode(requestSchema, asked)));
     if (content) writeFileSync(file, content);
   }
   async function copied(directory: string, flags: string[] = []): Promise<unknown> {
