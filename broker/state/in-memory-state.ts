@@ -58,9 +58,10 @@ export class State implements Declared {
   readonly #watchers = new Set<() => void>();
   #committed: Version;
   #queue: Pending[] = [];
-  /** The refresh that starts when the running refresh has ended; undefined if none is waiting. */
-  #nextRefresh: PromiseWithResolvers<void> | undefined;
-  #isRefreshing = false;
+  /** The refresh that began last. */
+  #refreshing = Promise.resolve();
+  /** The refresh that begins when the running one has ended; undefined if none is waiting. */
+  #nextRefresh: Promise<void> | undefined;
   #running: Promise<void> | undefined;
   #cancelAgain = (): void => {};
 
@@ -107,11 +108,8 @@ export class State implements Declared {
    * broker can use the store.
    */
   refresh(): Promise<void> {
-    if (!this.#store.connection.isReady) return Promise.reject(databaseUnavailable());
-    const refresh = this.#nextRefresh ?? Promise.withResolvers<void>();
-    this.#nextRefresh = refresh;
-    if (!this.#isRefreshing) void this.#refreshAll();
-    return refresh.promise;
+    this.#nextRefresh ??= this.#refreshNext();
+    return this.#nextRefresh;
   }
 
   /** Waits until no commit runs, then calls `look` with the bytes of state.json as it is stored. */
@@ -143,15 +141,13 @@ export class State implements Declared {
   }
 
   /**
-   * Rejects the waiting changes and the waiting refresh when the store stops answering. A running commit or refresh is
-   * not rejected here, because the store ends it.
+   * Rejects the waiting changes when the store stops answering. A running commit is not rejected here, because the
+   * store ends it.
    */
   #rejectWaiting(): void {
-    const rejects = this.#queue.map((member) => member.reject);
-    if (this.#nextRefresh) rejects.push(this.#nextRefresh.reject);
+    const rejected = this.#queue;
     this.#queue = [];
-    this.#nextRefresh = undefined;
-    for (const reject of rejects) reject(databaseUnavailable());
+    for (const { reject } of rejected) reject(databaseUnavailable());
   }
 
   async #run(): Promise<void> {
@@ -165,14 +161,12 @@ export class State implements Declared {
     this.#running = undefined;
   }
 
-  /** Never rejects. */
-  async #refreshAll(): Promise<void> {
-    this.#isRefreshing = true;
-    for (let refresh = this.#nextRefresh; refresh; refresh = this.#nextRefresh) {
-      this.#nextRefresh = undefined;
-      await this.#refresh().then(refresh.resolve, refresh.reject);
-    }
-    this.#isRefreshing = false;
+  async #refreshNext(): Promise<void> {
+    await this.#refreshing.catch(() => {});
+    this.#nextRefresh = undefined;
+    if (!this.#store.connection.isReady) throw databaseUnavailable();
+    this.#refreshing = this.#refresh();
+    await this.#refreshing;
   }
 
   async #refresh(): Promise<void> {
