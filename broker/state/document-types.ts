@@ -270,6 +270,23 @@ const maintenanceWindow = z.strictObject({
 });
 export type MaintenanceWindow = z.output<typeof maintenanceWindow>;
 
+/** The collections of documents. A field with a default is absent in files of older brokers. */
+const collections = {
+  machines: z.array(machine),
+  keys: z.array(key),
+  logins: z.array(login).default([]),
+  join_tokens: z.array(joinToken),
+  schedules: z.array(schedule),
+  webhooks: z.array(webhook),
+  alert_rules: z.array(alertRule).default([]),
+  alert_channels: z.array(alertChannel).default([]),
+  maintenance_windows: z.array(maintenanceWindow).default([]),
+  saved_commands: z.array(savedCommand).default([]),
+};
+export type Name = keyof typeof collections;
+// The cast is safe: Object.keys() returns the names of the collections.
+export const names = Object.keys(collections) as Name[];
+
 /** Version of the format. Version 1, which Farhand 0.1.0 wrote, differs only in that it has no checksum. */
 export const version = 2;
 const file = z.strictObject({
@@ -282,19 +299,7 @@ const file = z.strictObject({
   install_id: z.string(),
   /** Counts commits. Generation 1 is a new installation without any declared document. */
   generation: z.int(),
-  machines: z.array(machine),
-  keys: z.array(key),
-  /** The field is absent in files of older brokers, which had no logins. */
-  logins: z.array(login).default([]),
-  join_tokens: z.array(joinToken),
-  schedules: z.array(schedule),
-  webhooks: z.array(webhook),
-  /** The field is absent in files of older brokers, which had no alerts. */
-  alert_rules: z.array(alertRule).default([]),
-  alert_channels: z.array(alertChannel).default([]),
-  maintenance_windows: z.array(maintenanceWindow).default([]),
-  /** The field is absent in files of older brokers, which had no saved commands. */
-  saved_commands: z.array(savedCommand).default([]),
+  ...collections,
   outbox: z.array(
     z.custom<OutboxEntry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success),
   ),
@@ -308,19 +313,6 @@ export function newDocuments(install_id: string): Documents {
   return documents.parse({ version, install_id, generation: 1, ...empty, outbox: [] });
 }
 
-export const names = [
-  'machines',
-  'keys',
-  'logins',
-  'join_tokens',
-  'schedules',
-  'webhooks',
-  'alert_rules',
-  'alert_channels',
-  'maintenance_windows',
-  'saved_commands',
-] as const;
-export type Name = (typeof names)[number];
 /**
  * The declared documents at one moment, such as after the last commit or at the start of a change. Each collection is a
  * map from ids to documents.
