@@ -16,7 +16,7 @@ import { EndsOfLinks } from './ends-of-links.ts';
 import { Lease } from './own-broker-lease.ts';
 import { OwnersAsLastRead } from './owners-as-last-read.ts';
 import type { Owners, Peer } from './peers/owner-lookup.ts';
-import { NewsReader } from './read-on-news.ts';
+import { createNewsReader, type NewsReader } from './read-on-news.ts';
 import { Claims } from './tasks-of-one-broker.ts';
 
 /** A module that holds open work of machines in memory, such as commands or sessions. */
@@ -209,7 +209,7 @@ export class Cluster implements Owners {
   follow(read: () => Promise<void>): void {
     const failed = (err: unknown): void =>
       this.#log.debug({ err }, 'changes made by other brokers could not be read; trying again within 1 s');
-    this.#readers.push(new NewsReader(read, failed));
+    this.#readers.push(createNewsReader(read, failed));
   }
 
   /**

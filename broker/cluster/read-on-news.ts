@@ -8,38 +8,30 @@ import { sleep } from '../../shared/clock.ts';
  */
 const betweenMs = 20;
 
-export class NewsReader {
-  readonly #read: () => Promise<void>;
-  readonly #onError: (error: unknown) => void;
-  #hasNews = false;
-  #reading: Promise<void> | undefined;
-  #isClosed = false;
+export type NewsReader = ReturnType<typeof createNewsReader>;
 
-  constructor(read: () => Promise<void>, onError: (error: unknown) => void) {
-    this.#read = read;
-    this.#onError = onError;
-  }
-
-  /** Starts a read soon. Calls during a read start exactly one more read after it. */
-  wake(): void {
-    this.#hasNews = true;
-    if (this.#isClosed) return;
-    this.#reading ??= this.#readAll().finally(() => {
-      this.#reading = undefined;
-    });
-  }
-
-  /** Starts no further read, and waits for the one in progress. */
-  async close(): Promise<void> {
-    this.#isClosed = true;
-    await this.#reading;
-  }
-
-  async #readAll(): Promise<void> {
-    while (this.#hasNews && !this.#isClosed) {
-      this.#hasNews = false;
-      await this.#read().catch(this.#onError);
+export function createNewsReader(read: () => Promise<void>, onError: (error: unknown) => void) {
+  let hasNews = false;
+  let reading: Promise<void> | undefined;
+  let isClosed = false;
+  const readAll = async (): Promise<void> => {
+    while (hasNews && !isClosed) {
+      hasNews = false;
+      await read().catch(onError);
       await sleep(betweenMs);
     }
-  }
+    reading = undefined;
+  };
+  return {
+    /** Starts a read soon. Calls during a read start exactly one more read after it. */
+    wake(): void {
+      hasNews = true;
+      reading ??= readAll();
+    },
+    /** Starts no further read, and waits for the one in progress. */
+    async close(): Promise<void> {
+      isClosed = true;
+      await reading;
+    },
+  };
 }
