@@ -43,9 +43,9 @@ const mostOfGroup = 100;
 export class GroupCommit {
   /** Makes the statement that checks the owner of a machine; undefined with a single broker. */
   fence: Fence | undefined;
-  readonly #name: string;
-  readonly #writer: Writer;
-  readonly #appliers: ReadonlyMap<string, Applier>;
+  readonly name: string;
+  readonly writer: Writer;
+  readonly appliers: ReadonlyMap<string, Applier>;
   readonly #log: Logger;
   #queue: Pending[] = [];
   /** Functions that reject waiting reads. A read waits for the writes that were requested before it. */
@@ -57,11 +57,11 @@ export class GroupCommit {
   #latest: Promise<unknown> = Promise.resolve();
 
   constructor({ name, writer }: Database, appliers: ReadonlyMap<string, Applier>, log: Logger) {
-    this.#name = name;
-    this.#writer = writer;
-    this.#appliers = appliers;
+    this.name = name;
+    this.writer = writer;
+    this.appliers = appliers;
     this.#log = log;
-    this.#writer.onUnavailable(() => this.#rejectWaiting());
+    this.writer.onUnavailable(() => this.#rejectWaiting());
   }
 
   write<T>(change: (transaction: HistoryTransaction) => Promise<T> | T): Promise<T> {
@@ -70,8 +70,8 @@ export class GroupCommit {
       const result = await change(transaction);
       return () => resolve(result);
     };
-    if (this.#isClosed) reject(new Error(`${this.#name} is closed`));
-    else if (!this.#writer.isReady) reject(databaseUnavailable());
+    if (this.#isClosed) reject(new Error(`${this.name} is closed`));
+    else if (!this.writer.isReady) reject(databaseUnavailable());
     else {
       if (this.#queue.push({ run, reject }) === 1) setImmediate(() => void this.#flush());
       this.#latest = promise.catch(() => {});
@@ -84,7 +84,7 @@ export class GroupCommit {
    * answer.
    */
   async settled(): Promise<void> {
-    if (!this.#writer.isReady) throw databaseUnavailable();
+    if (!this.writer.isReady) throw databaseUnavailable();
     const { promise, resolve, reject } = Promise.withResolvers<void>();
     this.#waiting.add(reject);
     void this.#latest.then(() => {
@@ -127,21 +127,21 @@ export class GroupCommit {
   async #commit(group: readonly Pending[]): Promise<void> {
     const done: Change[] = [];
     try {
-      await this.#writer.begin();
+      await this.writer.begin();
       for (const member of group) {
         const change = await this.#attempt(member, group.length === 1);
         if (change) done.push(change);
       }
       // If all changes have failed, there is nothing to commit.
       if (done.length === 0) return await this.#undo();
-      await this.#writer.commit();
+      await this.writer.commit();
       for (const { runHooks } of done) await runHooks();
       for (const { resolve } of done) resolve();
     } catch (error) {
       // The error of a change is not logged, because the change's caller gets it.
       const failure = done[0]?.failure;
       if (!failure)
-        this.#log.error({ err: error }, `${this.#name} could not be written, so the changes are undone`);
+        this.#log.error({ err: error }, `${this.name} could not be written, so the changes are undone`);
       await this.#undo();
       for (const member of group) member.reject(failure ? failure.error : error);
     }
@@ -149,7 +149,7 @@ export class GroupCommit {
 
   /** Undoes a transaction. */
   async #undo(): Promise<void> {
-    await this.#writer.rollback().catch(() => {});
+    await this.writer.rollback().catch(() => {});
   }
 
   /**
@@ -158,7 +158,7 @@ export class GroupCommit {
    * fails, COMMIT fails too, and `failure` of the change has the reason.
    */
   async #attempt(member: Pending, isAlone: boolean): Promise<Change | undefined> {
-    const change = new Change(this.#writer, this.#appliers, this.#name, this.fence);
+    const change = new Change(this);
     try {
       if (!isAlone) change.execute('SAVEPOINT member', []).catch(() => {});
       await change.settle(member);
@@ -166,7 +166,7 @@ export class GroupCommit {
       return change;
     } catch (error) {
       member.reject(change.failure ? change.failure.error : error);
-      if (!isAlone) await this.#writer.execute('ROLLBACK TO SAVEPOINT member', []);
+      if (!isAlone) await this.writer.execute('ROLLBACK TO SAVEPOINT member', []);
       return undefined;
     } finally {
       change.end();
@@ -180,9 +180,7 @@ class Change {
   resolve: () => void = () => {};
   /** The error of the first statement that failed, even if the code of the change caught it. */
   failure: { error: unknown } | undefined;
-  readonly #writer: Writer;
-  readonly #name: string;
-  readonly #appliers: ReadonlyMap<string, Applier>;
+  readonly #group: GroupCommit;
   readonly #hooks: (() => void)[] = [];
   /** The promises of ask(). The code of the change need not await them, so runHooks() awaits them before the hooks. */
   readonly #answers: Promise<void>[] = [];
@@ -193,20 +191,11 @@ class Change {
   #open = 0;
   #turn: NodeJS.Immediate | undefined;
   readonly #late = Promise.withResolvers<never>();
-  readonly #fence: Fence | undefined;
   /** The machines that the change is about. */
   readonly #machines = new Set<string>();
 
-  constructor(
-    writer: Writer,
-    appliers: ReadonlyMap<string, Applier>,
-    name: string,
-    fence: Fence | undefined,
-  ) {
-    this.#writer = writer;
-    this.#appliers = appliers;
-    this.#name = name;
-    this.#fence = fence;
+  constructor(group: GroupCommit) {
+    this.#group = group;
   }
 
   /**
@@ -231,7 +220,7 @@ class Change {
     this.#open += 1;
     clearImmediate(this.#turn);
     try {
-      return await this.#writer.execute(sql, values);
+      return await this.#group.writer.execute(sql, values);
     } catch (error) {
       this.failure ??= { error };
       throw error;
@@ -255,21 +244,22 @@ class Change {
     clearImmediate(this.#turn);
     if (this.#open > 0 || this.#hasEnded) return;
     this.#turn = setImmediate(() => {
-      const about = `a change to ${this.#name} was undone because its code awaited something other than the transaction: this is a fault of the broker`;
+      const about = `a change to ${this.#group.name} was undone because its code awaited something other than the transaction: this is a fault of the broker`;
       this.#late.reject(new Error(about));
     });
   }
 
   #transaction(): HistoryTransaction {
     const execute = (sql: string, values: readonly Value[]): Promise<Row[]> => {
-      if (this.#hasEnded) throw new Error(`this transaction of ${this.#name} has ended`);
+      if (this.#hasEnded) throw new Error(`this transaction of ${this.#group.name} has ended`);
       return this.execute(sql, values);
     };
     const transaction: HistoryTransaction = {
       about: (machineId) => {
-        if (!this.#fence || this.#machines.has(machineId)) return;
+        const { fence } = this.#group;
+        if (!fence || this.#machines.has(machineId)) return;
         this.#machines.add(machineId);
-        const check = this.#fence(machineId);
+        const check = fence(machineId);
         if (!check) throw ownedElsewhere();
         transaction.run(check.sql, ...check.values);
       },
@@ -284,7 +274,7 @@ class Change {
       },
       put: (table, key, row) => transaction.run(upsert(table, key, Object.keys(row)), ...Object.values(row)),
       append: (entry) => {
-        const apply = this.#appliers.get(entry.kind);
+        const apply = this.#group.appliers.get(entry.kind);
         if (!apply) throw new Error(`no function writes history entries of kind ${entry.kind}`);
         const written = apply(entry, transaction);
         if (!written) return;
