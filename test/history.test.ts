@@ -14,7 +14,6 @@ import { Idempotency } from '../broker/request-checks/idempotency.ts';
 import { allRoutes, type Caller } from '../shared/api/route-table.ts';
 import { now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
-import { expectWaitingChangesUndone } from './history-fixture.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
@@ -274,10 +273,6 @@ describe('a write that fails', () => {
     expect(await history.write((transaction) => note(transaction, 'c'))).toBe('c');
     expect(committed()).toEqual(['c']);
     expect(received).not.toHaveBeenCalled();
-  });
-
-  test('because it waits for something other than its transaction undoes only itself, within a turn', async () => {
-    await expectWaitingChangesUndone(await createBench());
   });
 
   test('because a statement failed rejects, even if the write catches the error and goes on', async () => {

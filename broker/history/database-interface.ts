@@ -27,8 +27,8 @@ export interface RowReader {
 
 /**
  * A transaction of the history. Its reads see its own writes. The function that uses the transaction is called a
- * change. A change may await only get(), all() and ask() of its transaction. After the change has ended, the
- * transaction accepts no more statements.
+ * change. A change may await only get(), all() and ask() of its transaction: if it awaits another write, both wait
+ * forever. After the change has ended, the transaction accepts no more statements.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**

@@ -187,10 +187,6 @@ class Change {
   /** The appended entries that are being written. */
   #appended: Promise<void>[] = [];
   #hasEnded = false;
-  /** Number of statements that the database has not answered yet. */
-  #open = 0;
-  #turn: NodeJS.Immediate | undefined;
-  readonly #late = Promise.withResolvers<never>();
   /** The machines that the change is about. */
   readonly #machines = new Set<string>();
 
@@ -198,35 +194,23 @@ class Change {
     this.#group = group;
   }
 
-  /**
-   * Runs the change, and waits until its entries are written. Throws if the change awaits something other than its
-   * transaction. It could otherwise wait forever, for example for another write, which begins only after this change.
-   */
+  /** Runs the change, and waits until its entries are written. */
   async settle(member: Pending): Promise<void> {
-    this.#watch();
-    const settled = async (): Promise<void> => {
-      const resolve = await member.run(this.#transaction());
-      for (let written = this.#appended; written.length > 0; written = this.#appended) {
-        this.#appended = [];
-        await Promise.all(written);
-      }
-      if (this.failure) throw this.failure.error;
-      this.resolve = resolve;
-    };
-    await Promise.race([settled(), this.#late.promise]);
+    const resolve = await member.run(this.#transaction());
+    for (let written = this.#appended; written.length > 0; written = this.#appended) {
+      this.#appended = [];
+      await Promise.all(written);
+    }
+    if (this.failure) throw this.failure.error;
+    this.resolve = resolve;
   }
 
   readonly execute = async (sql: string, values: readonly Value[]): Promise<Row[]> => {
-    this.#open += 1;
-    clearImmediate(this.#turn);
     try {
       return await this.#group.writer.execute(sql, values);
     } catch (error) {
       this.failure ??= { error };
       throw error;
-    } finally {
-      this.#open -= 1;
-      this.#watch();
     }
   };
 
@@ -237,16 +221,6 @@ class Change {
 
   end(): void {
     this.#hasEnded = true;
-    clearImmediate(this.#turn);
-  }
-
-  #watch(): void {
-    clearImmediate(this.#turn);
-    if (this.#open > 0 || this.#hasEnded) return;
-    this.#turn = setImmediate(() => {
-      const about = `a change to ${this.#group.name} was undone because its code awaited something other than the transaction: this is a fault of the broker`;
-      this.#late.reject(new Error(about));
-    });
   }
 
   #transaction(): HistoryTransaction {

@@ -6,7 +6,6 @@ import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
 import { createCounts, sumOf, totalOf } from '../../broker/history/row-counts.ts';
 import { stepToPostgres, toPostgres } from '../../broker/history/translate-to-postgres.ts';
 import { shared } from '../close-after-tests.ts';
-import { expectWaitingChangesUndone } from '../history-fixture.ts';
 import { quiet } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
@@ -77,10 +76,6 @@ withPostgres('a write', () => {
     await expect(thrown).rejects.toThrow('no');
     expect(await history.write((transaction) => note(transaction, 'd'))).toBe('d');
     expect(await committed()).toEqual(['a', 'd']);
-  });
-
-  test('that waits for something other than its transaction undoes only itself', async () => {
-    await expectWaitingChangesUndone(await createHistory());
   });
 
   test('is answered as it is stored if the connection breaks before the server has reported anything', async () => {
