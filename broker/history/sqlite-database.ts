@@ -1,6 +1,6 @@
 // Stores the history in the file history.db (SQLite), for a broker that is started without --database-url.
 import { closeSync, openSync } from 'node:fs';
-import { backup, DatabaseSync, type StatementSync } from 'node:sqlite';
+import { backup, DatabaseSync } from 'node:sqlite';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import {
@@ -11,13 +11,9 @@ import {
   type Value,
   type Writer,
 } from './database-interface.ts';
+import { prepareOnce } from './prepare-once.ts';
 import { HistoryReader } from './sqlite-read-client.ts';
 
-/**
- * Maximum number of prepared statements in the cache. Each combination of list filters has its own statement. The
- * oldest statement is dropped first.
- */
-const mostStatements = 500;
 /** Pages that a backup copies at a time, so that other work can use the disk in between. */
 const copyPages = 256;
 
@@ -33,7 +29,7 @@ export class SqliteDatabase implements Database {
   readonly #database: DatabaseSync;
   readonly #file: string;
   readonly #log: Logger;
-  readonly #prepared = new Map<string, StatementSync>();
+  readonly #prepare: ReturnType<typeof prepareOnce>;
   readonly #reader: HistoryReader;
   /**
    * Settles when the transaction in progress ends. Reads outside of the transaction wait for its end, because they
@@ -45,6 +41,7 @@ export class SqliteDatabase implements Database {
     this.#database = database;
     this.#file = file;
     this.#log = log;
+    this.#prepare = prepareOnce(database);
     this.#reader = new HistoryReader(file);
   }
 
@@ -125,16 +122,6 @@ export class SqliteDatabase implements Database {
 
   async #idle(): Promise<void> {
     while (this.#running) await this.#running.promise;
-  }
-
-  #prepare(sql: string): StatementSync {
-    const prepared = this.#prepared.get(sql);
-    if (prepared) return prepared;
-    const statement = this.#database.prepare(sql);
-    const [oldest] = this.#prepared.keys();
-    if (oldest !== undefined && this.#prepared.size >= mostStatements) this.#prepared.delete(oldest);
-    this.#prepared.set(sql, statement);
-    return statement;
   }
 }
 

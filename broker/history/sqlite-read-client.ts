@@ -3,19 +3,15 @@ import { Worker } from 'node:worker_threads';
 import { historyReaderProgram } from '../../shared/paths-in-checkout-or-package.ts';
 import type { Query, Row } from './database-interface.ts';
 
-/** The messages between this class and its thread. */
-export interface Question {
-  id: number;
-  queries: readonly Query[];
-}
-export type Answer = { id: number; rows: Row[][] } | { id: number; error: unknown };
+/** The answer of the thread to some queries. It answers in the order of the questions. */
+export type Answer = { rows: Row[][] } | { error: unknown };
 
 export class HistoryReader {
   readonly #file: string;
-  readonly #waiting = new Map<number, PromiseWithResolvers<Row[][]>>();
+  /** The questions that the thread has not answered, oldest first. */
+  #waiting: PromiseWithResolvers<Row[][]>[] = [];
   /** The thread that reads. The first query starts it. If it has failed, the next query starts another one. */
   #thread: Worker | undefined;
-  #count = 0;
   #closed = false;
 
   constructor(file: string) {
@@ -26,11 +22,9 @@ export class HistoryReader {
   async read(queries: readonly Query[]): Promise<Row[][]> {
     if (this.#closed) throw new Error('history.db is closed');
     this.#thread ??= this.#start();
-    this.#count += 1;
     const waiting = Promise.withResolvers<Row[][]>();
-    this.#waiting.set(this.#count, waiting);
-    const question: Question = { id: this.#count, queries };
-    this.#thread.postMessage(question);
+    this.#waiting.push(waiting);
+    this.#thread.postMessage(queries);
     return waiting.promise;
   }
 
@@ -47,8 +41,8 @@ export class HistoryReader {
   #start(): Worker {
     const thread = new Worker(historyReaderProgram, { workerData: this.#file });
     thread.on('message', (answer: Answer) => {
-      const waiting = this.#waiting.get(answer.id);
-      this.#waiting.delete(answer.id);
+      // A thread that has failed may still send an answer. Its questions were rejected already.
+      const waiting = this.#thread === thread ? this.#waiting.shift() : undefined;
       if ('rows' in answer) waiting?.resolve(answer.rows);
       else waiting?.reject(answer.error);
     });
@@ -60,7 +54,7 @@ export class HistoryReader {
   #fail(thread: Worker, error: Error): void {
     if (this.#thread !== thread) return;
     this.#thread = undefined;
-    for (const waiting of this.#waiting.values()) waiting.reject(error);
-    this.#waiting.clear();
+    for (const waiting of this.#waiting) waiting.reject(error);
+    this.#waiting = [];
   }
 }
