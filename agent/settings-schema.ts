@@ -1,19 +1,18 @@
 // The agent's settings: names, schemas, defaults and help texts.
-import { homedir } from 'node:os';
-import { join, resolve } from 'node:path';
+import { resolve } from 'node:path';
 import * as z from 'zod';
 import { label, tags } from '../shared/api/shared-schemas.ts';
-import { common, flag, isHostPort, logLevel, type Settings, words } from '../shared/read-settings.ts';
+import {
+  common,
+  dataDir,
+  flag,
+  isHostPort,
+  logLevel,
+  type Settings,
+  words,
+} from '../shared/read-settings.ts';
 import { allCapabilities } from './capabilities-by-rpc.ts';
 import { upgradeDirectory } from './upgrade/files-shared-with-root.ts';
-
-const dataDir = z
-  .string()
-  .min(1)
-  .default(() =>
-    process.getuid?.() === 0 ? '/var/lib/farhand-agent' : join(homedir(), '.local/state/farhand-agent'),
-  )
-  .transform((path) => resolve(path));
 
 export const mostBrokers = 32;
 
@@ -50,7 +49,7 @@ export const agentSettings = {
     help: 'file with the join token; the agent removes it once the machine has joined',
   },
   data_dir: {
-    schema: dataDir,
+    schema: dataDir('farhand-agent'),
     value: 'DIR',
     help: 'directory of the agent’s identity, journals and command output',
   },

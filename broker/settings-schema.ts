@@ -1,10 +1,10 @@
 // The settings of farhand-broker: names, schemas, defaults and help texts.
-import { homedir } from 'node:os';
-import { join, resolve } from 'node:path';
+import { resolve } from 'node:path';
 import { z } from 'zod';
 import { UsageError } from '../shared/errors.ts';
 import {
   common,
+  dataDir,
   duration,
   flag,
   hostPort,
@@ -36,16 +36,12 @@ const networks = z.array(z.string()).transform((list, context): Network[] =>
 const isWhole = (text: string): boolean =>
   /^https?:\/\/[^/?#@\s][^?#@\s]*$/i.test(text) && URL.canParse(text);
 
-const dataDir = z
-  .string()
-  .min(1)
-  .default(() =>
-    process.getuid?.() === 0 ? '/var/lib/farhand-broker' : join(homedir(), '.local/state/farhand-broker'),
-  )
-  .transform((path) => resolve(path));
-
 export const brokerSettings = {
-  data_dir: { schema: dataDir, value: 'DIR', help: 'directory of the broker’s state, history and keys' },
+  data_dir: {
+    schema: dataDir('farhand-broker'),
+    value: 'DIR',
+    help: 'directory of the broker’s state, history and keys',
+  },
   database_url: {
     schema: z.string().min(1).optional(),
     value: 'URL',

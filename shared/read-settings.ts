@@ -1,6 +1,7 @@
 // Reads the settings of a program from flags, FARHAND_… variables and a TOML file. One table declares all of them.
 import { readFileSync } from 'node:fs';
-import { resolve } from 'node:path';
+import { homedir } from 'node:os';
+import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { parse as parseToml, stringify } from 'smol-toml';
 import * as z from 'zod';
@@ -68,6 +69,16 @@ export const isHostPort = (text: string): boolean => hostPort.safeParse(text).su
 export const words = z
   .union([z.array(z.string()), z.string().transform((text) => text.split(','))])
   .transform((list) => list.map((word) => word.trim()).filter((word) => word !== ''));
+
+/** The data directory of a program, as an absolute path. */
+export const dataDir = (program: string) =>
+  z
+    .string()
+    .min(1)
+    .default(() =>
+      process.getuid?.() === 0 ? `/var/lib/${program}` : join(homedir(), '.local/state', program),
+    )
+    .transform((path) => resolve(path));
 
 /** A switch: a flag without a value, false by default. */
 export const flag = z
