@@ -30,6 +30,8 @@ export const commitLock = lock + 2;
  * committed.
  */
 export const newsChannel = 'farhand';
+/** Begin of the id of a broker that uses the database alone, in the table `writers`. */
+const alone = 'only';
 /** Milliseconds after which the server ends a transaction of a broker that is frozen, so that the others can commit. */
 const frozenMs = 3_000;
 /**
@@ -81,11 +83,6 @@ export class PostgresSession implements Writer {
   #client: Client | undefined;
   /** Resolves when the connection is open again. */
   #returned = Promise.withResolvers<void>();
-  /**
-   * A random text that claim() writes to the table `installation`. If the table has another text after a reconnect,
-   * another broker has used the database meanwhile. The text is unused if brokers share the database.
-   */
-  readonly #start = randomBytes(8).toString('hex');
   /** Number of the transaction in progress, or of the last one. Each transaction stores its number. */
   #number = 0;
   /** Number of the last transaction that is known to be committed. */
@@ -118,7 +115,7 @@ export class PostgresSession implements Writer {
     this.#address = address;
     this.#log = log;
     this.#brokerId = brokerId;
-    this.#writerId = brokerId ?? 'only';
+    this.#writerId = brokerId ?? `${alone}${randomBytes(8).toString('hex')}`;
     // The server sends the notification at COMMIT.
     const shared = `pg_advisory_xact_lock(${commitLock})::text, pg_notify('${newsChannel}', $1::text)::text, `;
     const text = `UPDATE writers SET number = $2 / CASE session WHEN $3::text THEN 1 ELSE 0 END WHERE id = $1::text
@@ -161,16 +158,16 @@ export class PostgresSession implements Writer {
     this.#returned.reject(databaseUnavailable());
   }
 
-  /** Creates this broker's row in the table `writers`, which must exist. Call it before the first transaction. */
+  /**
+   * Creates this broker's row in the table `writers`, which must exist. Call it before the first transaction. Deletes
+   * the row of a broker that used the database alone: if it still runs, it thus notices this broker when it reconnects.
+   */
   async createWriterRow(): Promise<void> {
-    if (this.#brokerId === undefined) await this.execute('DELETE FROM writers', []);
+    await this.execute('DELETE FROM writers WHERE id LIKE ?', [
+      this.#brokerId === undefined ? '%' : `${alone}%`,
+    ]);
     await this.execute("INSERT INTO writers (id, session, number) VALUES (?, '', 0)", [this.#writerId]);
     if (this.#client) await this.#fence(this.#client);
-  }
-
-  /** Records in the table `installation`, which must exist, that this broker uses the database. */
-  async claim(): Promise<void> {
-    await this.execute('UPDATE installation SET started = ?', [this.#brokerId ?? this.#start]);
   }
 
   /** Releases the start lock, so that other brokers can start. */
@@ -298,8 +295,8 @@ export class PostgresSession implements Writer {
   async #reconnect(): Promise<void> {
     const client = await this.#connect(1);
     try {
-      await this.#assertOurs(client);
       const committed = (await this.#fence(client)) ?? -1;
+      if (committed < 0 && this.#brokerId === undefined) throw this.#usedByAnother();
       if (committed < this.#committed) throw new CommitsLostError(this.#address.name);
       this.#committed = committed;
       if (this.#isClosed) throw databaseUnavailable();
@@ -312,14 +309,11 @@ export class PostgresSession implements Writer {
     this.#use(client);
   }
 
-  /** Throws if another broker has written, because the documents in this broker's memory are then out of date. */
-  async #assertOurs(client: Client): Promise<void> {
-    if (this.#brokerId !== undefined) return;
-    const { rows } = await client.query<Row>('SELECT started FROM installation');
-    if (rows[0]?.started === this.#start) return;
+  /** The error if another broker has used the database, because what this broker has in memory is then out of date. */
+  #usedByAnother(): Error {
     const message = `another broker has written to ${this.#address.name} while this broker was disconnected: restart this broker`;
     this.#log.error(message);
-    throw new Error(message);
+    return new Error(message);
   }
 }
 

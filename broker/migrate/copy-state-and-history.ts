@@ -282,7 +282,7 @@ function putDocuments(documents: Documents, transaction: HistoryTransaction): vo
   for (let at = 0; at < rows.length; at += mostRows)
     insert('documents', ['collection', 'id', 'document'], rows.slice(at, at + mostRows), transaction);
   transaction.run(
-    'UPDATE installation SET id = ?, generation = ?, started = NULL',
+    'UPDATE installation SET id = ?, generation = ?',
     documents.install_id,
     documents.generation,
   );

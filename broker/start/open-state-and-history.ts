@@ -97,7 +97,6 @@ async function createInDatabase(
   await refuseMarked(history, database.name);
   const state = new State(await PostgresStore.open(history));
   closers.push(() => state.close());
-  await database.writer.claim();
   const row = await history.get('SELECT authority FROM installation');
   const knownAuthority = typeof row?.authority === 'string' ? row.authority : null;
   const stores = {

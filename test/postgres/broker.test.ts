@@ -14,7 +14,8 @@ import { shared } from '../close-after-tests.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { type PostgresServer, serverUser } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
-import { createServer, databaseOf, startAgain, startOn, withPostgres } from './postgres-fixture.ts';
+import { startProxy } from '../tcp-proxy.ts';
+import { copyOf, createServer, databaseOf, startAgain, startOn, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 
@@ -324,6 +325,26 @@ withPostgres('while PostgreSQL is killed and started again', () => {
       process.kill(pid, 'SIGCONT');
     }
     await expect.poll(create).toBe(201);
+  });
+
+  test('requests are refused until a restart if another broker has used the database meanwhile', async () => {
+    const own = await createServer();
+    const proxy = await startProxy(`127.0.0.1:${own.port}`);
+    const name = databaseOf(await own.createDatabase());
+    const [through, direct] = [proxy.address, `127.0.0.1:${own.port}`].map((address) => [
+      '--database-url',
+      `postgres://farhand@${address}/${name}?sslmode=disable`,
+    ]);
+    const { call, dataDir, log } = await startFarhand({ flags: through! });
+    const status = async () => (await call('GET', '/commands')).status;
+    expect(await status()).toBe(200);
+    proxy.forbid();
+    await expect.poll(status).toBe(503);
+    const other = await startFarhand({ dataDir: copyOf(dataDir), flags: direct! });
+    await other.broker.close();
+    proxy.allow();
+    await expect.poll(() => log.join('')).toContain('another broker has written to');
+    expect(await status()).toBe(503);
   });
 
   test('the broker is not ready meanwhile, but alive, so that no watchdog ends it', async () => {
