@@ -35,7 +35,11 @@ export class PostgresStore implements StateStore {
   /** Reads the documents. In an empty database, creates a new installation. Throws StartError. */
   static async open(history: History): Promise<PostgresStore> {
     const installation = await history.get('SELECT id, generation FROM installation');
-    if (installation) return new PostgresStore(history, await read(history, textIn(installation, 'id')));
+    if (installation) {
+      const rows = await history.all(readingDocuments);
+      const stored = parse(textIn(installation, 'id'), Number(installation.generation), rows);
+      return new PostgresStore(history, stored);
+    }
     const fresh = newDocuments(randomBytes(16).toString('hex'));
     await history.write((transaction) =>
       transaction.run('INSERT INTO installation (id, generation) VALUES (?, ?)', fresh.install_id, 1),
@@ -166,7 +170,6 @@ function write(before: Declared, next: Declared, generation: number, transaction
 
 /** Returns maps of the documents by id. Unchanged documents and maps are the same objects as in `before`. */
 function mapsOf(found: Documents, before: Declared): Declared {
-  let isSame = true;
   const maps = names.map((name) => {
     const old = new Map<string, object>(before[name]);
     const all = new Map<string, object>();
@@ -174,22 +177,14 @@ function mapsOf(found: Documents, before: Declared): Declared {
       const known = old.get(one.id);
       all.set(one.id, isDeepStrictEqual(known, one) ? (known ?? one) : one);
     }
-    if (all.size === old.size && [...all].every(([id, one]) => old.get(id) === one))
-      return [name, before[name]];
-    isSame = false;
-    return [name, all];
+    const isSame = all.size === old.size && [...all].every(([id, one]) => old.get(id) === one);
+    return [name, isSame ? before[name] : all];
   });
   // The cast is safe: the name of a collection decides the type of its documents.
-  return isSame ? before : (Object.fromEntries(maps) as Declared);
+  return Object.fromEntries(maps) as Declared;
 }
 
 const readingDocuments = 'SELECT collection, document FROM documents ORDER BY position';
-
-async function read(history: History, install_id: string): Promise<Documents> {
-  const [installation] = await history.all('SELECT generation FROM installation');
-  const rows = await history.all(readingDocuments);
-  return parse(install_id, Number(installation?.generation), rows);
-}
 
 function parse(install_id: string, generation: number, rows: readonly Row[]): Documents {
   const all = names.map((name) => [
