@@ -18,8 +18,7 @@ import type { Edited, StateStore, Version } from './store-interface.ts';
 
 /**
  * The database lists removed documents, but only those of recent generations (commits). A broker that has missed more
- * than this number of generations does not use the list. It finds removed documents by their ids, which the database no
- * longer has.
+ * than this number of generations does not use the list, but reads all documents again.
  */
 export const knownGenerations = 10_000;
 
@@ -94,9 +93,9 @@ export class PostgresStore implements StateStore {
     reader: RowReader,
   ): Promise<Version> {
     const { declared, generation } = current;
-    if (reached.disconnects !== current.disconnects) {
-      // The connection was lost. The database may now be a copy that lacks commits that this broker has read, so
-      // everything is read again.
+    // If the connection was lost, the database may now be a copy that lacks commits that this broker has read.
+    const wasLost = reached.disconnects !== current.disconnects;
+    if (wasLost || reached.generation - generation > knownGenerations) {
       const rows = await reader.all(readingDocuments);
       const found = parse(this.documents.install_id, reached.generation, rows);
       return { declared: mapsOf(found, declared), ...reached };
@@ -106,10 +105,10 @@ export class PostgresStore implements StateStore {
       'SELECT collection, document FROM documents WHERE generation > ? ORDER BY position',
       generation,
     );
-    const removed =
-      reached.generation - generation > knownGenerations
-        ? await goneFromDatabase(declared, reader)
-        : await reader.all('SELECT collection, id FROM removed_documents WHERE generation > ?', generation);
+    const removed = await reader.all(
+      'SELECT collection, id FROM removed_documents WHERE generation > ?',
+      generation,
+    );
     const found = parse(this.documents.install_id, generation, changed);
     const next = names.map((name) => {
       const gone = removed.filter(({ collection }) => collection === name).map((row) => textIn(row, 'id'));
@@ -138,17 +137,6 @@ export class PostgresStore implements StateStore {
   }
 
   async close(): Promise<void> {}
-}
-
-/** Returns the documents in `current` that the database no longer has. */
-async function goneFromDatabase(current: Declared, reader: RowReader): Promise<Row[]> {
-  const rows = await reader.all('SELECT collection, id FROM documents');
-  const stored = new Set(rows.map((row) => `${textIn(row, 'collection')} ${textIn(row, 'id')}`));
-  return names.flatMap((collection) =>
-    [...current[collection].keys()].flatMap((id) =>
-      stored.has(`${collection} ${id}`) ? [] : { collection, id },
-    ),
-  );
 }
 
 /** Stores the differences between `before` and `next`. */
