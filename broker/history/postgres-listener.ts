@@ -6,7 +6,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Row } from './database-interface.ts';
 import { databaseUnavailable } from './group-commit.ts';
 import type { PostgresAddress } from './postgres-settings.ts';
-import { newsChannel, types } from './postgres-write-connection.ts';
+import { isTimeout, newsChannel, types } from './postgres-write-connection.ts';
 
 /** Milliseconds before a lost connection is opened again. */
 const betweenMs = 250;
@@ -50,7 +50,7 @@ export class PostgresListener {
       return (await client.query<Row>({ text, values: [...values] })).rows;
     } catch (error) {
       // If no answer comes in time, the connection counts as lost.
-      if (error instanceof Error && error.message === 'Query read timeout') this.#lost(client);
+      if (isTimeout(error)) this.#lost(client);
       throw error;
     }
   }

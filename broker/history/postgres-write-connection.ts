@@ -106,10 +106,9 @@ export class PostgresSession implements Writer {
   /**
    * The query that each transaction sends after BEGIN. It stores the transaction's number in the table `writers`. If a
    * later connection of this broker has stored another `session` there, the query divides by zero, so the transaction
-   * fails. If brokers share the database, the query also takes `commitLock` and notifies the other brokers. The query
-   * is prepared, which saves 0.1 ms per transaction.
+   * fails. If brokers share the database, the query also takes `commitLock` and notifies the other brokers.
    */
-  readonly #startOfTransaction: { name: string; text: string };
+  readonly #startOfTransaction: string;
 
   private constructor(address: PostgresAddress, log: Logger, brokerId: string | undefined) {
     this.#address = address;
@@ -117,10 +116,9 @@ export class PostgresSession implements Writer {
     this.#brokerId = brokerId;
     this.#writerId = brokerId ?? `${alone}${randomBytes(8).toString('hex')}`;
     // The server sends the notification at COMMIT.
-    const shared = `pg_advisory_xact_lock(${commitLock})::text, pg_notify('${newsChannel}', $1::text)::text, `;
-    const text = `UPDATE writers SET number = $2 / CASE session WHEN $3::text THEN 1 ELSE 0 END WHERE id = $1::text
-      RETURNING ${brokerId === undefined ? '' : shared}number`;
-    this.#startOfTransaction = { name: 'start', text };
+    const shared = `pg_advisory_xact_lock(${commitLock})::text, pg_notify('${newsChannel}', ?1::text)::text, `;
+    this.#startOfTransaction = `UPDATE writers SET number = ?2 / CASE session WHEN ?3::text THEN 1 ELSE 0 END
+      WHERE id = ?1::text RETURNING ${brokerId === undefined ? '' : shared}number`;
   }
 
   /**
@@ -176,13 +174,12 @@ export class PostgresSession implements Writer {
   }
 
   async begin(): Promise<void> {
-    const client = this.#client;
-    if (!client) throw databaseUnavailable();
+    if (!this.#client) throw databaseUnavailable();
     this.#number += 1;
     // Errors of these queries are ignored: the statements after them then fail too, and report the error.
-    client.query('BEGIN').catch(() => {});
+    this.execute('BEGIN', []).catch(() => {});
     const values = [this.#writerId, this.#number, this.#session];
-    client.query({ ...this.#startOfTransaction, values }).catch(() => {});
+    this.execute(this.#startOfTransaction, values).catch(() => {});
   }
 
   async execute(sql: string, values: readonly Value[]): Promise<Row[]> {
@@ -338,7 +335,7 @@ async function lockOrThrow(client: Client, how: string, tries: number, message: 
 }
 
 /** True if pg has closed the connection because a statement was not answered in time. */
-const isTimeout = (error: unknown): boolean =>
+export const isTimeout = (error: unknown): boolean =>
   error instanceof Error && error.message === 'Query read timeout';
 
 async function assertUsable(client: Client, name: string, log: Logger): Promise<void> {
