@@ -76,8 +76,9 @@ export async function examineDatabase(settings: PostgresSettings, directory: str
     await client.connect();
     try {
       const before = now();
-      const found = (await client.query<Server>(server)).rows[0];
-      const skew = found ? Math.abs(found.clock - (before + now()) / 2) : 0;
+      const [found] = (await client.query<Server>(server)).rows;
+      if (!found) return [];
+      const skew = Math.abs(found.clock - (before + now()) / 2);
       const { rows } = await client.query<User>(users);
       const shared = await client.query<{ found: boolean }>(
         "SELECT to_regclass('brokers') IS NOT NULL AS found",
@@ -86,16 +87,8 @@ export async function examineDatabase(settings: PostgresSettings, directory: str
       // If the directory cannot be read, another check reports this, and no broker is marked as this machine’s broker.
       const own = await storedDirectoryId(directory).catch(() => undefined);
       const others = await Promise.all(sharing.map((row) => ofBroker(row, row.directory_id === own)));
-      return found
-        ? [
-            ...ofServer(name, found),
-            user(rows),
-            ...others,
-            ...copies(sharing),
-            ok('database size', found.size),
-            clock(skew),
-          ]
-        : [];
+      const size = ok('database size', found.size);
+      return [...ofServer(name, found), user(rows), ...others, ...copies(sharing), size, clock(skew)];
     } finally {
       await client.end().catch(() => {});
     }
