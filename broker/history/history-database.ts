@@ -207,10 +207,9 @@ export class History implements RowReader {
   /** Deletes the rows that retain() selects. An hourly timer and tests call this. */
   async prune(): Promise<void> {
     for (const retention of this.#retentions) {
-      while ((await this.write((transaction) => pruneOld(retention, transaction))) === pruneStep)
-        await nextTurn();
-      while ((await this.write((transaction) => pruneSurplus(retention, transaction))) === pruneStep)
-        await nextTurn();
+      for (const prune of [pruneOld, pruneSurplus])
+        while ((await this.write((transaction) => prune(retention, transaction))) === pruneStep)
+          await nextTurn();
     }
     for (const table of this.#counted) await this.write((transaction) => dropEmptyCounts(table, transaction));
     await this.#database.shrink();

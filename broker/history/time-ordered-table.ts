@@ -26,8 +26,6 @@ export class OrderedTable {
   readonly #history: History;
   readonly #counted: CountedTable;
   readonly #findBy: readonly string[];
-  /** The SQL that inserts a row. All rows have the same columns in the same order. */
-  #insert: string | undefined;
   #last: number;
 
   private constructor(history: History, counted: CountedTable, findBy: readonly string[], last: number) {
@@ -75,11 +73,10 @@ export class OrderedTable {
     row: Readonly<Record<string, string | number | null>>,
     added = (): void => {},
   ): Promise<boolean> {
-    this.#insert ??= this.#insertOf(Object.keys(row));
     const least = Math.max(this.#last + 1, at * sequencesPerMs);
     let seq: number | undefined;
     transaction.committed(() => this.advance(seq ?? 0));
-    await transaction.ask(this.#insert, [least, ...Object.values(row)], (stored) => {
+    await transaction.ask(this.#insertOf(Object.keys(row)), [least, ...Object.values(row)], (stored) => {
       if (!stored) return;
       seq = Number(stored.seq);
       added();
