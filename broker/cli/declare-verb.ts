@@ -119,7 +119,7 @@ function addFlag(command: Command, flag: string, help: string, required: readonl
   const [, word = ''] = /<(.*)>/.exec(flag) ?? [];
   const name = option.attributeName();
   // The cast is safe: Commander passes each reader its own earlier result.
-  const read = (name === 'tags' ? tags : readers[word]) as
+  const read = (readersByName[name] ?? readers[word]) as
     | ((text: string, before: unknown) => unknown)
     | undefined;
   if (word.includes('|')) option.choices(word.split('|'));
@@ -133,21 +133,16 @@ function addFlag(command: Command, flag: string, help: string, required: readonl
   command.addOption(read ? alias.argParser(read) : alias);
 }
 
-const words = (text: string): string[] =>
-  text
-    .split(',')
-    .map((word) => word.trim())
-    .filter((word) => word !== '');
-
 /** Parses a list, which may be given in one flag with commas, or in several flags. */
-export const list = (text: string, before: string[] = []): string[] => [...before, ...words(text)];
+export function list(text: string, before: string[] = []): string[] {
+  const words = text.split(',').map((word) => word.trim());
+  return [...before, ...words.filter((word) => word !== '')];
+}
 
-/** Parses a list of tags. An empty list usually comes from a variable that is not set; as a filter it would match all. */
-const tags: Reader = (text, before) => {
-  const all = list(text, before);
-  if (all.length > 0) return all;
-  throw new InvalidArgumentError('It must have at least one tag.');
-};
+function duration(text: string): number {
+  if (durationForm.test(text)) return parseDuration(text);
+  throw new InvalidArgumentError('It must be a duration such as 300ms, 5m or 24h.');
+}
 
 const whole = (least: number) => (text: string) => {
   if (/^\d{1,9}$/.test(text) && Number(text) >= least) return Number(text);
@@ -163,10 +158,7 @@ const readers: Readonly<Record<string, Reader>> = {
     throw new InvalidArgumentError('It must be a number such as 90 or 0.5.');
   },
   list,
-  duration(text) {
-    if (durationForm.test(text)) return parseDuration(text);
-    throw new InvalidArgumentError('It must be a duration such as 300ms, 5m or 24h.');
-  },
+  duration,
   time(text) {
     const ms = durationForm.test(text) ? now() - parseDuration(text) : Date.parse(text);
     if (Number.isFinite(ms)) return new Date(ms).toISOString();
@@ -182,6 +174,21 @@ const readers: Readonly<Record<string, Reader>> = {
     const at = text.indexOf('=');
     if (at < 1) throw new InvalidArgumentError('It must have the form NAME=VALUE.');
     return { ...before, [text.slice(0, at)]: text.slice(at + 1) };
+  },
+};
+
+/** Functions that parse the values of single flags, by their names in commander. They replace those of `readers`. */
+const readersByName: Readonly<Record<string, Reader>> = {
+  // An empty list usually comes from a variable that is not set; as a filter it would match all.
+  tags(text, before) {
+    const all = list(text, before);
+    if (all.length > 0) return all;
+    throw new InvalidArgumentError('It must have at least one tag.');
+  },
+  expiresIn(text) {
+    const ms = duration(text);
+    if (ms > 0) return ms;
+    throw new InvalidArgumentError('It must be longer than 0.');
   },
 };
 
