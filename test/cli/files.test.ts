@@ -10,6 +10,7 @@ import {
   readdirSync,
   readFileSync,
   readlinkSync,
+  rmSync,
   statSync,
   symlinkSync,
   truncateSync,
@@ -103,6 +104,13 @@ describe('farhand files', () => {
     }
     expect(readFileSync(join(here, 'fetched'), 'utf8')).toBe('content');
     expect((await farhand('files ls', [`web-1:${there}`])).out).toMatch(/caf\uFFFD \(base64:.*=\)\n/);
+    const link = `${there}/link`;
+    symlinkSync(Buffer.from('caf\xe9', 'latin1'), link);
+    expect((await farhand('files ls', [`web-1:${there}`])).out).toMatch(/ link -> caf\uFFFD\n/);
+    expect((await farhand('files find', [`web-1:${there}`, '--name', 'link'])).out).toBe(`${link}\n`);
+    const { out } = await farhand('files stat', [`web-1:${link}`]);
+    expect(out).toMatch(new RegExp(`^name +link\npath +${link}\n(.*\n)*link target +caf\uFFFD\n$`));
+    rmSync(link);
     await farhand('files cp', [`web-1:${file}`, `web-1:${directory}`]);
     await farhand('files mv', [`web-1:${file}`, `web-1:${there}/café`]);
     const names = (folder: string) =>

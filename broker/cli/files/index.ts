@@ -68,10 +68,20 @@ function addReads(files: Command): void {
 }
 
 const decoded = (text: string, { name_encoding }: Entry): string =>
-  name_encoding ? Buffer.from(text, 'base64').toString() : text;
+  Buffer.from(text, name_encoding).toString();
 
 const entryPath = ({ path, name_encoding }: Entry): string =>
   pathText({ path, path_encoding: name_encoding });
+
+/** Cells that print the texts of an entry as text, as far as they are UTF-8. */
+const entryView = {
+  cells: {
+    name: (entry: Entry) => decoded(entry.name, entry),
+    path: entryPath,
+    link_target: (entry: Entry) => entry.link_target && decoded(entry.link_target, entry),
+    name_encoding: () => null,
+  },
+};
 
 const columns = {
   mode: ({ mode, setuid, setgid, sticky }: Entry) =>
@@ -82,8 +92,9 @@ const columns = {
   changed: ({ modified_at }: Entry) => modified_at.slice(0, 19).replace('T', ' '),
   name(entry: Entry) {
     const target = entry.link_target === undefined ? '' : ` -> ${decoded(entry.link_target, entry)}`;
-    const path = entry.name_encoding ? ` (${entryPath(entry)})` : '';
-    return `${decoded(entry.name, entry)}${entry.type === 'directory' ? '/' : ''}${path}${target}`;
+    const path = entryPath(entry);
+    const inBase64 = path.startsWith('/') ? '' : ` (${path})`;
+    return `${decoded(entry.name, entry)}${entry.type === 'directory' ? '/' : ''}${inBase64}${target}`;
   },
 };
 
@@ -141,7 +152,7 @@ function addTransfers(files: Command): void {
     const { machine_id } = source;
     const other = target.machine_id !== machine_id && { destination_machine_id: target.machine_id };
     const params = { machine_id, ...(await fromTo(client, source, target)), overwrite, ...other };
-    await printView(client, options.output, await client.files.copy(params));
+    await printView(client, options.output, await client.files.copy(params), entryView);
   });
 }
 
@@ -202,7 +213,7 @@ function addChanges(files: Command): void {
     if (machine_id !== target.machine_id)
       throw new UsageError('mv works only within one machine; between two machines use cp, then rm');
     const params = { machine_id, ...(await fromTo(client, source, target)), overwrite };
-    await printView(client, output, await client.files.move(params));
+    await printView(client, output, await client.files.move(params), entryView);
   });
   const removes = {
     about: 'delete files and directories; a symlink is deleted, not its target',
@@ -268,7 +279,7 @@ function addAttributes(files: Command): void {
     examples: ['farhand files stat web-1:/srv'],
   };
   verb(files, 'stat <path>', stat, async (client, text, { output }) =>
-    printView(client, output, await client.files.stat(await resolve(client, text))),
+    printView(client, output, await client.files.stat(await resolve(client, text)), entryView),
   );
   const change = async (client: Farhand, texts: string[], params: object, { output }: Common) => {
     const paths = await Promise.all(texts.map((text) => resolve(client, text)));

@@ -24,9 +24,6 @@ export interface RemotePath extends Path {
 }
 
 const base64 = 'base64:';
-/** Returns a path in the form that resolve() parses. */
-export const pathText = ({ path, path_encoding }: Path): string => (path_encoding ? base64 + path : path);
-
 const bytesOf = ({ path, path_encoding }: Path): Bytes => Buffer.from(path, path_encoding).toString('latin1');
 
 function pathOf(name: Bytes): Path {
@@ -34,6 +31,13 @@ function pathOf(name: Bytes): Path {
   return isUtf8(buffer)
     ? { path: buffer.toString() }
     : { path: buffer.toString('base64'), path_encoding: 'base64' };
+}
+
+/** Returns a path in the form that resolve() parses. */
+export function pathText(given: Path): string {
+  // The broker encodes all paths of an entry if one of them is not UTF-8, so a path in base64 may be UTF-8.
+  const { path, path_encoding } = pathOf(bytesOf(given));
+  return path_encoding ? base64 + path : path;
 }
 
 export async function resolve(client: Farhand, text: string): Promise<RemotePath> {
