@@ -1,12 +1,10 @@
 // The verbs farhand commands, farhand batches and farhand sessions: list, inspect and end commands and terminals on
 // machines.
 import type { Command } from 'commander';
-import { definedFields } from '../../shared/defined-fields.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { verb } from './declare-verb.ts';
 import { machineNames } from './find-by-name.ts';
 import { clean, cleanLines, shorten } from './print.ts';
-import { copyOut } from './stdout-stderr-and-exit.ts';
 import { latest, ofMachine, printView, routeVerb, since, viewText } from './verb-from-route.ts';
 
 const line = ({ command, args }: { command: string; args: string[] | null }): string =>
@@ -31,19 +29,14 @@ export function addCommands(program: Command): void {
     },
   });
   routeVerb(commands, 'get', 'commands', 'get');
-  const output = {
+  routeVerb(commands, 'output', 'commands', 'output', {
     about: 'print the output of a command',
-    examples: ['farhand commands output cmd_… --follow', 'farhand commands output cmd_… --offset 1048576'],
+    examples: ['--follow', '--offset 1048576'],
     flags: {
       '--stream <stdout|stderr>': 'output to print (default: stdout)',
       '--offset <number>': 'skip this number of bytes at the beginning of the output',
       '-f, --follow': 'print the stored output, then new output until the command ends',
     },
-  } as const;
-  verb(commands, 'output <command>', output, async (client, command_id, { stream, offset, follow }) => {
-    const params = definedFields({ stream, offset, follow });
-    const { body } = await client.commands.output({ command_id, ...params });
-    await copyOut(body);
   });
   routeVerb(commands, 'cancel', 'commands', 'cancel');
   routeVerb(commands, 'signal', 'commands', 'signal', {
@@ -67,28 +60,32 @@ export function addBatches(program: Command): void {
     },
     view: { fields: 'id status total counts asked=created_at command', cells: { command: line } },
   });
-  routeVerb(batches, 'get', 'batches', 'get', {
-    async text(batch, client) {
-      const parts = [await batchText(batch, client), await outputText(batch, client)];
-      return parts.filter(Boolean).join('\n\n');
-    },
-  });
-  routeVerb(batches, 'cancel', 'batches', 'cancel', { text: batchText });
+  routeVerb(batches, 'get', 'batches', 'get', { text: batchText(true) });
+  routeVerb(batches, 'cancel', 'batches', 'cancel', { text: batchText(false) });
 }
 
 type Batch = Awaited<ReturnType<Farhand['batches']['get']>>;
+type NameOf = Awaited<ReturnType<typeof machineNames>>;
 
-async function batchText(batch: Batch, client: Farhand): Promise<string> {
-  const fields = 'machine command=id status exit=exit_code took=duration reason';
-  return `${await viewText(client, batch)}\n${await viewText(client, batch.results, { fields })}`;
-}
+/** Returns a function that describes a batch as text, with the last output of its machines if `withOutput` is set. */
+const batchText =
+  (withOutput: boolean) =>
+  async (batch: Batch, client: Farhand): Promise<string> => {
+    const { results } = batch;
+    const nameOf = await machineNames(
+      client,
+      results.map(({ machine_id }) => machine_id),
+    );
+    const commands = await viewText(client, results, {
+      fields: 'machine command=id status exit=exit_code took=duration reason',
+      cells: { machine: ({ machine_id }) => nameOf(machine_id) },
+    });
+    const output = withOutput ? outputText(batch, nameOf) : '';
+    return [`${await viewText(client, batch)}\n${commands}`, output].filter(Boolean).join('\n\n');
+  };
 
 /** Returns the last output of each machine, with the name of the machine in front of each line, as exec prints it. */
-async function outputText({ results }: Batch, client: Farhand): Promise<string> {
-  const nameOf = await machineNames(
-    client,
-    results.map(({ machine_id }) => machine_id),
-  );
+function outputText({ results }: Batch, nameOf: NameOf): string {
   const width = Math.max(...results.map(({ machine_id }) => nameOf(machine_id).length));
   const lines = results.flatMap(({ id, machine_id, ...result }) =>
     (['stdout', 'stderr'] as const).flatMap((stream) => {

@@ -3,10 +3,10 @@ import type { Command } from 'commander';
 import { definedFields } from '../../shared/defined-fields.ts';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { type Options, verb } from './declare-verb.ts';
+import { verb } from './declare-verb.ts';
 import { findMachine, findSavedCommand } from './find-by-name.ts';
 import { print } from './print.ts';
-import { printView, routeVerb, viewText } from './verb-from-route.ts';
+import { type Given, type Item, routeVerb, viewText } from './verb-from-route.ts';
 
 type Creation = Parameters<Farhand['savedCommands']['create']>[0];
 type Parameter = NonNullable<NonNullable<Creation>['parameters']>[number];
@@ -43,49 +43,38 @@ export function addSavedCommands(program: Command): void {
       return `${await viewText(client, command)}\n\n${parameters}`;
     },
   });
-  const create = {
+  routeVerb(saved, 'create <name> <argv...>', 'savedCommands', 'create', {
     about: 'save a command; {{NAME}} in an argument stands for a parameter, and no shell is used',
-    examples: [
-      "farhand saved-commands create restart --parameter 'unit:nginx|redis' -- systemctl restart '{{unit}}'",
-    ],
+    examples: ["restart --parameter 'unit:nginx|redis' -- systemctl restart '{{unit}}'"],
     flags,
-  };
-  verb(saved, 'create <name> <argv...>', create, async (client, name, argv, options) => {
-    const made = await client.savedCommands.create({ name, argv, ...settingsOf(options) });
-    await print(options.output, made, () => [made.id]);
+    input: parametersOf,
+    text: ({ id }) => [id],
   });
-  addUpdate(saved);
+  routeVerb(saved, 'update [argv...]', 'savedCommands', 'update', {
+    about: 'change the settings that are given as flags, or the program and its arguments',
+    examples: ['--timeout 2m', "--parameter 'unit:nginx|redis' -- systemctl reload '{{unit}}'"],
+    flags: { ...flags, '--name <name>': 'new name' },
+    notes: '\n--parameter replaces all parameters: repeat the flag for each one that should remain.\n',
+    input: changesOf,
+  });
   routeVerb(saved, 'delete', 'savedCommands', 'remove', {
     destroys: ['remove the saved command', 'removed'],
   });
   addRun(saved);
 }
 
-function addUpdate(saved: Command): void {
-  const spec = {
-    about: 'change the settings that are given as flags, or the program and its arguments',
-    examples: [
-      'farhand saved-commands update restart --timeout 2m',
-      "farhand saved-commands update restart --parameter 'unit:nginx|redis' -- systemctl reload '{{unit}}'",
-    ],
-    flags: { ...flags, '--name <name>': 'new name' },
-    notes: '\n--parameter replaces all parameters: repeat the flag for each one that should remain.\n',
-  } as const;
-  verb(saved, 'update <saved-command> [argv...]', spec, async (client, text, argv, options) => {
-    const saved_command_id = await findSavedCommand(client, text);
-    const changes = {
-      ...definedFields({ name: options.name, argv: argv.length > 0 ? argv : undefined }),
-      ...settingsOf(options),
-    };
-    if (Object.keys(changes).length === 0)
-      throw new UsageError('say what to change: give a flag, or a program and its arguments after "--"');
-    const changed = await client.savedCommands.update({ saved_command_id, ...changes });
-    await printView(client, options.output, changed);
-  });
+function changesOf({ argv, ...given }: Given): Item {
+  const isArgv = Array.isArray(argv) && argv.length > 0;
+  const isGiven = ['name', 'parameter', 'description', 'user', 'cwd', 'timeout'].some(
+    (flag) => given[flag] !== undefined,
+  );
+  if (!isArgv && !isGiven)
+    throw new UsageError('say what to change: give a flag, or a program and its arguments after "--"');
+  return { ...parametersOf(given), ...(!isArgv && { argv: undefined }) };
 }
 
-function settingsOf({ parameter, description, user, cwd, timeout }: Options<typeof flags>) {
-  return definedFields({ parameters: parameter?.map(parameterOf), description, user, cwd, timeout });
+function parametersOf({ parameter }: Item): Item {
+  return Array.isArray(parameter) ? { parameters: parameter.map((text) => parameterOf(String(text))) } : {};
 }
 
 function addRun(saved: Command): void {

@@ -10,6 +10,7 @@ import { type Common, type Flags, take, type VerbSpec, verb } from './declare-ve
 import { kinds, machineNames } from './find-by-name.ts';
 import { type Cell, type Format, hint, print, record, size, span, summary, table, when } from './print.ts';
 import { confirm } from './prompt.ts';
+import { copyOut } from './stdout-stderr-and-exit.ts';
 
 export type Item = Record<string, unknown>;
 
@@ -74,9 +75,11 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   };
   const all = [name, ...ids.map((id) => `<${id}>`), ...more].join(' ');
   const made: Command = verb(parent, all, whole, async (client) => {
-    const { registeredArguments, args } = made;
-    const positional = Object.fromEntries(registeredArguments.map((one, at) => [one.name(), args[at]]));
-    assertIds(parent, ids, args);
+    const { registeredArguments, processedArgs } = made;
+    const positional = Object.fromEntries(
+      registeredArguments.map((one, at): [string, unknown] => [one.name(), processedArgs[at]]),
+    );
+    assertIds(parent, ids, made.args);
     // The cast is safe: the client has one method per route with the route's input (shared/sdk).
     const calls = client[noun] as unknown as Record<string, Call<Answer<Api[N][O]>>>;
     await perform({ client, route, calls, operation, spec }, { ...positional, ...made.opts<Common>() });
@@ -157,6 +160,8 @@ async function perform<T>(performed: Performed<T>, options: Given): Promise<void
   }
   const destroyed = spec.destroys && (await confirmed(performed, spec.destroys, options, input));
   const answer = await call(input);
+  // The cast is safe: the SDK returns the Response of a route of this kind.
+  if (route.kind === 'bytes') return copyOut((answer as Response).body);
   if (destroyed) await print(output, answer, () => record(destroyed));
   else if (text) await print(output, answer, () => text(answer, client));
   else await printView(client, output, answer);

@@ -363,6 +363,21 @@ test('commands are listed, inspected, read and cancelled; batches inspected and 
     .toMatchObject({ status: 'failed', signal: 'SIGINT' });
 });
 
+/** Environment that makes `farhand` print the URL of each request to standard error. */
+const printsRequests = {
+  NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(
+    'const send = fetch; globalThis.fetch = (url, init) => { process.stderr.write(url + "\\n"); return send(url, init); };',
+  )}`,
+};
+
+test('farhand batches get requests the names of the machines once', async () => {
+  const { system, farhand } = await startScene();
+  const batch = await system.client.batches.create({ tags: ['web'], command: 'echo a; echo b' });
+  const { out, err } = await farhand('batches get', [batch.id], { env: printsRequests });
+  expect(out).toMatch(/\nweb-1 \| a\nweb-1 \| b\n$/);
+  expect(err.match(/\/machines/g), err).toHaveLength(1);
+});
+
 test('schedules are created, changed, enabled, disabled, run, inspected and removed', async () => {
   const { system, farhand } = await startScene();
   const shape = ['--name', 'backup', '--machine', 'web-1', '--command', 'echo done'];
