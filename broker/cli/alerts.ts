@@ -1,7 +1,6 @@
 // The verbs of farhand alerts, alert-rules, alert-channels and maintenance-windows.
 import type { Command } from 'commander';
-import { StartError } from '../../shared/errors.ts';
-import { when } from './print.ts';
+import { addDeliveries, receiverCells } from './deliveries.ts';
 import { readInput } from './prompt.ts';
 import { enabledOf, latest, ofMachine, routeVerb, since, warnOfSameName } from './verb-from-route.ts';
 
@@ -97,10 +96,7 @@ export function addAlertChannels(program: Command): void {
     defaults: { sort: 'name' },
     view: {
       fields: 'name id type url enabled last',
-      cells: {
-        enabled: ({ enabled, disabled_reason }) => (enabled ? 'yes' : (disabled_reason ?? 'no')),
-        last: ({ last_delivery }) => last_delivery && (last_delivery.delivered ? 'delivered' : 'failed'),
-      },
+      cells: receiverCells,
     },
   });
   routeVerb(channels, 'get', 'alertChannels', 'get');
@@ -136,27 +132,9 @@ export function addAlertChannels(program: Command): void {
     input: async (options) => ({ ...enabledOf(options), ...(await secretsOf(options)) }),
   });
   routeVerb(channels, 'delete', 'alertChannels', 'remove', { destroys: ['remove the channel', 'removed'] });
-  addDeliveries(channels);
-}
-
-function addDeliveries(channels: Command): void {
-  routeVerb(channels, 'test', 'alertChannels', 'test', {
-    about: 'send a test message now, and fail if the service does not accept it',
-    after({ delivered }) {
-      if (!delivered) throw new StartError('the test was not delivered; the error above says why', 1);
-    },
-  });
-  routeVerb(channels, 'deliveries', 'alertChannels', 'deliveries', {
-    examples: ['--status failed'],
-    flags: { '--status <pending|delivered|failed>': 'only deliveries with this status', ...since, ...latest },
-    view: {
-      fields: 'id status attempts made=created_at next last',
-      cells: {
-        attempts: ({ attempts }) => attempts.length,
-        next: ({ next_attempt_at }) => when(next_attempt_at),
-        last: ({ attempts }) => attempts.at(-1)?.error ?? attempts.at(-1)?.status_code,
-      },
-    },
+  addDeliveries(channels, 'alertChannels', {
+    test: 'send a test message now, and fail if the service does not accept it',
+    fields: 'id status attempts made=created_at next last',
   });
   routeVerb(channels, 'redeliver', 'alertChannels', 'redeliver', {
     examples: [''],

@@ -1,10 +1,10 @@
 // The verbs of farhand webhooks: manage URLs that receive events, and list the deliveries to them.
 import type { Command } from 'commander';
-import { StartError, UsageError } from '../../shared/errors.ts';
+import { UsageError } from '../../shared/errors.ts';
 import { verb } from './declare-verb.ts';
-import { when } from './print.ts';
+import { addDeliveries, receiverCells } from './deliveries.ts';
 import { readInput } from './prompt.ts';
-import { enabledOf, latest, printView, routeVerb, since } from './verb-from-route.ts';
+import { enabledOf, printView, routeVerb } from './verb-from-route.ts';
 
 /**
  * Flags of both create and update. There is no flag for the secret, because other users can read command
@@ -21,10 +21,7 @@ export function addWebhooks(program: Command): void {
   routeVerb(webhooks, 'list', 'webhooks', 'list', {
     view: {
       fields: 'id url events enabled last',
-      cells: {
-        enabled: ({ enabled, disabled_reason }) => (enabled ? 'yes' : (disabled_reason ?? 'no')),
-        last: ({ last_delivery }) => last_delivery && (last_delivery.delivered ? 'delivered' : 'failed'),
-      },
+      cells: receiverCells,
     },
   });
   routeVerb(webhooks, 'get', 'webhooks', 'get');
@@ -47,28 +44,14 @@ export function addWebhooks(program: Command): void {
     input: async (options) => ({ ...enabledOf(options), ...(await secretOf(options)) }),
   });
   routeVerb(webhooks, 'delete', 'webhooks', 'remove', { destroys: ['remove the webhook', 'removed'] });
-  addDeliveries(webhooks);
+  addDeliveries(webhooks, 'webhooks', {
+    test: 'send a test event now, and fail if the URL does not accept it',
+    fields: 'id type status attempts made=created_at next last',
+  });
+  addRedeliver(webhooks);
 }
 
-function addDeliveries(webhooks: Command): void {
-  routeVerb(webhooks, 'test', 'webhooks', 'test', {
-    about: 'send a test event now, and fail if the URL does not accept it',
-    after({ delivered }) {
-      if (!delivered) throw new StartError('the test event was not delivered; the error above says why', 1);
-    },
-  });
-  routeVerb(webhooks, 'deliveries', 'webhooks', 'deliveries', {
-    examples: ['--status failed'],
-    flags: { '--status <pending|delivered|failed>': 'only deliveries with this status', ...since, ...latest },
-    view: {
-      fields: 'id type status attempts made=created_at next last',
-      cells: {
-        attempts: ({ attempts }) => attempts.length,
-        next: ({ next_attempt_at }) => when(next_attempt_at),
-        last: ({ attempts }) => attempts.at(-1)?.error ?? attempts.at(-1)?.status_code,
-      },
-    },
-  });
+function addRedeliver(webhooks: Command): void {
   const redeliver = {
     about: 'repeat one delivery, or with --since send all events that were not delivered',
     examples: ['farhand webhooks redeliver hook_… --since 6h'],
