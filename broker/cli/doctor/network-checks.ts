@@ -150,48 +150,39 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
   if (all.length === 0) return [warn('machines', 'no machine has joined', 'run farhand join-tokens create')];
   const online = all.filter(({ status }) => status === 'online');
   const away = all.filter((one) => !online.includes(one)).map(({ name }) => name);
-  const old = all.filter(({ agent_version = '' }) => isOlder(agent_version, there));
-  const apart = online.filter(({ clock_offset_ms = 0 }) => Math.abs(clock_offset_ms) > mostSkewMs);
-  const found = [ok('machines', `all ${all.length} machines are online`)];
-  if (away.length > 0)
-    found[0] = warn(
-      'machines',
-      `these machines are offline: ${some(away)}`,
-      'run farhand-agent doctor on each of these machines',
-    );
-  if (old.length > 0) {
-    const what = some(old.map(({ name, agent_version }) => `${name} (${agent_version})`));
-    const mend = 'install the broker’s version on these machines';
-    found.push(warn('agents', `these agents are older than the broker (${there}): ${what}`, mend));
-  }
-  const unpinned = all.filter(({ upgrade }) => upgrade?.kind && upgrade.key === null);
-  if (unpinned.length > 0) {
-    const what = `these agents trust no signing key, so they cannot be upgraded from here: ${some(unpinned.map(({ name }) => name))}`;
-    found.push(
-      warn(
-        'upgrades',
-        what,
-        'on each of these machines, run farhand-agent trust-key FILE as root; FILE is the public key that verifies your packages',
-      ),
-    );
-  }
-  if (apart.length > 0) {
-    const offsets = apart.map(({ name, clock_offset_ms = 0 }) => {
+  const old = all
+    .filter(({ agent_version = '' }) => isOlder(agent_version, there))
+    .map(({ name, agent_version }) => `${name} (${agent_version})`);
+  const unpinned = all.filter(({ upgrade }) => upgrade?.kind && upgrade.key === null).map(({ name }) => name);
+  const apart = online
+    .filter(({ clock_offset_ms = 0 }) => Math.abs(clock_offset_ms) > mostSkewMs)
+    .map(({ name, clock_offset_ms = 0 }) => {
       return `${name} (${span(Math.abs(clock_offset_ms))} ${clock_offset_ms < 0 ? 'behind' : 'ahead'})`;
     });
-    found.push(
-      warn(
-        'clocks',
-        `these clocks differ from the broker’s: ${some(offsets)}`,
-        `on each of these machines: ${setClock}`,
-      ),
-    );
-  }
-  return found;
+  const onEach = 'on each of these machines';
+  return [
+    ...(away.length > 0
+      ? warnOf('machines', 'these machines are offline', away, `run farhand-agent doctor ${onEach}`)
+      : [ok('machines', `all ${all.length} machines are online`)]),
+    ...warnOf(
+      'agents',
+      `these agents are older than the broker (${there})`,
+      old,
+      'install the broker’s version on these machines',
+    ),
+    ...warnOf(
+      'upgrades',
+      'these agents trust no signing key, so they cannot be upgraded from here',
+      unpinned,
+      `${onEach}, run farhand-agent trust-key FILE as root; FILE is the public key that verifies your packages`,
+    ),
+    ...warnOf('clocks', 'these clocks differ from the broker’s', apart, `${onEach}: ${setClock}`),
+  ];
 }
 
-/** Joins the first ten texts, and adds the number of remaining texts. */
-function some(texts: string[]): string {
-  const more = texts.length > 10 ? `, and ${texts.length - 10} more` : '';
-  return `${clean(texts.slice(0, 10).join(', '))}${more}`;
+/** Returns a warning about machines with the first ten of them; none if there are no such machines. */
+function warnOf(check: string, what: string, machines: string[], mend: string): Finding[] {
+  if (machines.length === 0) return [];
+  const more = machines.length > 10 ? `, and ${machines.length - 10} more` : '';
+  return [warn(check, `${what}: ${clean(machines.slice(0, 10).join(', '))}${more}`, mend)];
 }
