@@ -204,7 +204,12 @@ function routeOf(noun: string, operation: string): Route {
  * Sample values of arguments, for the examples in the help. An argument without a sample is printed as its name in
  * capitals.
  */
-const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
+const samples: Readonly<Record<string, string>> = {
+  machine: 'web-1',
+  schedule: 'backup',
+  command: 'cmd_…',
+  'saved-command': 'restart',
+};
 
 /**
  * Returns an object whose keys are the fields of a route's body. In a checkout, `body` is a zod schema with such an
