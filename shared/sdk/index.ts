@@ -6,7 +6,7 @@ import { type Attached, type Connection, prepare, socketUrl } from './build-requ
 import type { CallSettings, ListResult, Namespaces } from './call-types.ts';
 import { envelopeOf, failureOf } from './error.ts';
 import { type FollowOptions, follow } from './follow-events.ts';
-import { allItems, Lazy } from './iterable-result.ts';
+import { allItems, lazy } from './iterable-result.ts';
 import { chunksOf, objectsOf } from './parse-lines-and-sse.ts';
 import { checkedBody, send, textOf } from './send.ts';
 import { openTerminal, type TerminalSettings } from './terminal.ts';
@@ -120,7 +120,7 @@ function listing(call: Call) {
   return (input: Input = {}, settings: CallSettings = {}) => {
     // The cast is safe: the broker answers a list route with a page.
     const page = (given: Input) => call(given, settings) as Promise<ListResult<unknown>>;
-    return new Lazy(
+    return lazy(
       () => page(input),
       () => allItems((paging) => page({ ...input, ...paging }), input),
     );
@@ -157,7 +157,7 @@ function events(to: Connection, route: Route) {
 }
 
 function lazyStream(begin: () => Promise<AsyncGenerator<unknown>>) {
-  return new Lazy(begin, (begun) =>
+  return lazy(begin, (begun) =>
     (async function* () {
       yield* await begun();
     })(),

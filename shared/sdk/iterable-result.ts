@@ -4,42 +4,21 @@
 import type { ListResult } from './call-types.ts';
 import { propertyOf } from './error.ts';
 
-/** A promise whose request starts when it is awaited or iterated. Iterating yields the items of the answer. */
-export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
-  readonly [Symbol.toStringTag] = 'Promise';
-  readonly #begin: () => Promise<T>;
-  readonly #items: (begun: () => Promise<T>) => AsyncIterator<Item>;
-  #begun: Promise<T> | undefined;
-
-  constructor(begin: () => Promise<T>, items: (begun: () => Promise<T>) => AsyncIterator<Item>) {
-    this.#begin = begin;
-    this.#items = items;
-  }
-
-  #start(): Promise<T> {
-    this.#begun ??= this.#begin();
-    return this.#begun;
-  }
-
-  // biome-ignore lint/suspicious/noThenProperty: it is a promise
-  then<A = T, B = never>(
-    resolved?: ((value: T) => A | PromiseLike<A>) | null,
-    rejected?: ((reason: unknown) => B | PromiseLike<B>) | null,
-  ): Promise<A | B> {
-    return this.#start().then(resolved, rejected);
-  }
-
-  catch<B = never>(rejected?: ((reason: unknown) => B | PromiseLike<B>) | null): Promise<T | B> {
-    return this.#start().catch(rejected);
-  }
-
-  finally(done?: (() => void) | null): Promise<T> {
-    return this.#start().finally(done);
-  }
-
-  [Symbol.asyncIterator](): AsyncIterator<Item> {
-    return this.#items(() => this.#start());
-  }
+/** Returns a promise whose request starts when it is awaited or iterated. Iterating yields the items of the answer. */
+export function lazy<T, Item>(
+  begin: () => Promise<T>,
+  items: (begun: () => Promise<T>) => AsyncIterator<Item>,
+): Promise<T> & AsyncIterable<Item> {
+  let begun: Promise<T> | undefined;
+  const start = (): Promise<T> => (begun ??= begin());
+  return {
+    [Symbol.toStringTag]: 'Promise',
+    // biome-ignore lint/suspicious/noThenProperty: it is a promise
+    then: (resolved, rejected) => start().then(resolved, rejected),
+    catch: (rejected) => start().catch(rejected),
+    finally: (done) => start().finally(done),
+    [Symbol.asyncIterator]: () => items(start),
+  };
 }
 
 /** Maximum number of items that the broker returns in one page. */
