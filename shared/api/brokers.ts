@@ -4,14 +4,12 @@ import { paging } from './define-list-route.ts';
 import { build } from './define-route.ts';
 import { named, timestamp } from './shared-schemas.ts';
 
-const sort = z.enum(['url', '-url', 'machines', '-machines']).default('url');
-
 export const brokers = {
   list: build('list', 'GET', '/brokers', 'admin', {
     summary: 'List the brokers that share this broker’s database',
     description:
       'A broker owns the machines whose agents are connected to it, and the machines that it has taken over from stopped brokers. The list is empty for a broker without `--peer-listen`.',
-    query: paging(sort),
+    query: paging(['url', 'machines'], 'url'),
     reply: named('Broker', {
       id: z.string().describe('Id of the broker; a restart changes it'),
       url: z.string().describe('URL at which other brokers reach this one'),

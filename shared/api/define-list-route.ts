@@ -11,7 +11,7 @@ type ListQuery<
   Sort extends readonly string[],
   Q extends z.ZodRawShape,
   F extends z.ZodObject,
-> = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
+> = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & ReturnType<typeof paging<Sort>>;
 
 /**
  * Defines a route that answers one page of a list. The list can be filtered by each id, name, enum and boolean in
@@ -29,28 +29,30 @@ export function list<
   definition: Definition<Q, NoShape, Nothing, R> & { sort: Sort; defaultSort?: SortBy<Sort>; fields?: F },
 ): Route<PathParams<P>, ListQuery<P, Sort, Q, F>, NoShape, Nothing, R, 'list'> & { filters: string[] } {
   const { sort, defaultSort = '-created_at', fields = definition.reply, ...rest } = definition;
-  const names = sort.flatMap((field) => [field, `-${field}`]);
-  // The cast is safe: the names are exactly SortBy<Sort>, which the type of flatMap cannot express.
-  const schema = z.enum(names as [SortBy<Sort>, ...SortBy<Sort>[]]).default(defaultSort as never);
   const made = build('list', 'GET', path, access, { ...rest, query: {} });
   const derived = filtersOf(fields, { ...made.params, ...rest.query });
-  const query = { ...derived, ...times(defaultSort.replace('-', '')), ...rest.query, ...paging(schema) };
+  const query = { ...derived, ...times(defaultSort.replace('-', '')), ...rest.query };
   return {
     ...made,
     // The cast is safe: ListQuery derives the type of the query from the same schemas.
-    query: query as unknown as ListQuery<P, Sort, Q, F>,
+    query: { ...query, ...paging(sort, defaultSort) } as unknown as ListQuery<P, Sort, Q, F>,
     filters: [...Object.keys(made.params), ...Object.keys(derived)],
   };
 }
 
-export function paging<S extends z.ZodType>(sort: S) {
+/** Returns the parameters of a page. The list can be sorted by each of the fields `sort`. */
+export function paging<const Sort extends readonly string[]>(sort: Sort, defaultSort: SortBy<Sort>) {
+  const names = sort.flatMap((field) => [field, `-${field}`]);
+  // The cast is safe: the names are exactly SortBy<Sort>, which the type of flatMap cannot express.
+  const schema = z.enum(names as SortBy<Sort>[]);
   return {
     limit: queryNumber(1, 100).default(20).describe('Largest number of items in the answer'),
     offset: queryNumber(0).default(0).describe('Number of items to skip'),
-    sort: sort.describe('Field to sort by; a minus in front sorts in descending order'),
+    sort: schema
+      .default(defaultSort as never)
+      .describe('Field to sort by; a minus in front sorts in descending order'),
   };
 }
-type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
 
 /** Returns the filters `since` and `until` for `field`, the field by which the list is sorted by default. */
 function times(field: string) {

@@ -336,7 +336,7 @@ export const files = {
       if_range: condition(
         'ETag or modification time of the partial copy that the client has; if the file has changed, all of it is sent instead of `range`',
       ),
-      if_match: condition('ETag that the file must have; else precondition_failed'),
+      ...ifMatch,
       if_none_match: condition(
         'ETag of the copy that the client has; the answer is 304 if the file still has this ETag',
       ),

@@ -1,7 +1,7 @@
 // REST routes about the broker itself: version, health, metrics, certificates and the reference page.
 import * as z from 'zod';
 import { raw, single } from './define-route.ts';
-import { group, named, queryNumber } from './shared-schemas.ts';
+import { allOfTags, group, named, queryNumber } from './shared-schemas.ts';
 
 const fingerprint =
   'SHA-256 fingerprint, in hexadecimal, of the CA certificate that signs the gRPC certificate';
@@ -58,7 +58,7 @@ export const service = {
       'Without `port`, Prometheus scrapes this broker once for each machine. With `port`, Prometheus scrapes an exporter on each machine. A key that is limited to some machines gets only those machines.',
     types: ['application/json'],
     query: {
-      tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
+      tags: allOfTags,
       port: queryNumber(1, 65_535)
         .optional()
         .describe(

@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { paging } from './define-list-route.ts';
 import { build, inPieces, single } from './define-route.ts';
 import { machineErrors } from './route.ts';
-import { machineId, named, queryBoolean, text, timestamp } from './shared-schemas.ts';
+import { allOfTags, machineId, named, queryBoolean, text, timestamp } from './shared-schemas.ts';
 
 const word = (about: string) => text(256).describe(about);
 const amount = (about: string) => z.number().min(0).max(Number.MAX_SAFE_INTEGER).describe(about);
@@ -138,10 +138,6 @@ const listItem = named('ListedInventory', {
   packages: z.array(installed).describe('Packages that the parameter `package` selected'),
 });
 
-const sort = z
-  .enum(['machine_name', '-machine_name', 'collected_at', '-collected_at'])
-  .default('machine_name');
-
 export const inventory = {
   get: single('GET', '/machines/{machine_id}/inventory', 'machines:read', {
     summary: 'Get the inventory of a machine',
@@ -163,17 +159,13 @@ export const inventory = {
           .min(1)
           .optional()
           .describe('With `package`: only versions older than this one'),
-        tags: z
-          .string()
-          .max(4096)
-          .optional()
-          .describe('Only machines with all of these tags, comma-separated'),
+        tags: allOfTags,
         refresh: queryBoolean
           .optional()
           .describe(
             'True to make online machines collect their inventory first. The request waits at most 2 minutes for them. With an `offset` above 0, `refresh` has no effect: only the request for the first page makes machines collect',
           ),
-        ...paging(sort),
+        ...paging(['machine_name', 'collected_at'], 'machine_name'),
       },
       reply: listItem,
       waits: true,

@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import {
+  allOfTags,
   deleted,
   group,
   instant,
@@ -164,7 +165,7 @@ const include = z
   .refine(areExtras, `must be a comma-separated list of ${extras.join(', ')}`);
 
 const selection = {
-  tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
+  tags: allOfTags,
   search: z
     .string()
     .max(200)

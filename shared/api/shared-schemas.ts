@@ -117,6 +117,12 @@ export const tagList = (least: number) =>
       }),
     );
 export const tags = tagList(0);
+/** Schema of a query parameter that selects machines by their tags. */
+export const allOfTags = z
+  .string()
+  .max(4096)
+  .optional()
+  .describe('Only machines with all of these tags, comma-separated');
 
 export const timestamp = z.string().meta({ format: 'date-time', examples: ['2026-11-21T10:00:00.000Z'] });
 

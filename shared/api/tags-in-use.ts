@@ -4,14 +4,12 @@ import { paging } from './define-list-route.ts';
 import { build } from './define-route.ts';
 import { named } from './shared-schemas.ts';
 
-const sort = z.enum(['name', '-name', 'machines', '-machines']).default('name');
-
 export const tags = {
   list: build('list', 'GET', '/tags', 'machines:read', {
     summary: 'List the tags of machines',
     query: {
       search: z.string().max(200).optional().describe('Only tags that contain this text, ignoring case'),
-      ...paging(sort),
+      ...paging(['name', 'machines'], 'name'),
     },
     reply: named('Tag', {
       name: z.string().describe('The tag'),
