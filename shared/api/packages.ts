@@ -39,15 +39,13 @@ export const packages = {
     types: ['text/x-shellscript'],
     errors: ['route_not_found'],
   }),
-  file: {
-    ...outgoing('bytes', '/packages/{file}', 'everybody', {
-      summary: 'Download an agent package, or `SHA256SUMS`, the checksums of all packages',
-      headers: { if_none_match: z.string().optional().describe('ETag of the copy that the client has') },
-      types: ['application/octet-stream', 'application/gzip'],
-      errors: ['route_not_found'],
-    }),
-    base: '' as const,
-  },
+  file: outgoing('bytes', '/packages/{file}', 'everybody', {
+    base: '',
+    summary: 'Download an agent package, or `SHA256SUMS`, the checksums of all packages',
+    headers: { if_none_match: z.string().optional().describe('ETag of the copy that the client has') },
+    types: ['application/octet-stream', 'application/gzip'],
+    errors: ['route_not_found'],
+  }),
   list: list('/packages', 'machines:read', {
     summary: 'List the agent packages that upgrades can install',
     sort: ['version', 'created_at'],
