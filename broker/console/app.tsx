@@ -7,9 +7,9 @@ import { Login, Logo } from './login.tsx';
 import { identify, loggedIn, logOut, may, me } from './login-session.ts';
 import { menu } from './navigation-menu.ts';
 import { pages } from './pages.tsx';
+import { Button, IconButton } from './parts/button.tsx';
 import { ConfirmLogin } from './parts/confirm-with-key.tsx';
 import { Icon } from './parts/icon.tsx';
-import { IconButton } from './parts/icon-button.tsx';
 import * as icons from './parts/icons.ts';
 import { Empty, Failed, Placeholder } from './parts/loading-failed-or-empty.tsx';
 import { MissingScope } from './parts/missing-scope.tsx';
@@ -95,11 +95,10 @@ function Menu({ open }: { open: boolean }) {
   return (
     <aside class={open ? 'menu open' : 'menu'}>
       <Brand />
-      <button type="button" class="find" onClick={showPalette}>
-        <Icon of={icons.search} />
+      <Button icon={icons.search} class="find" press={showPalette}>
         <span>Search</span>
         <kbd>Ctrl K</kbd>
-      </button>
+      </Button>
       <nav aria-label="Pages">
         {groups.map((name) => (
           <section key={name}>

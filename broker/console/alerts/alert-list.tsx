@@ -3,6 +3,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { MachineLink } from '../machines/names.tsx';
+import { Button } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';
 import { FormDialog } from '../parts/form-dialog.tsx';
 import { actions, type Column, List } from '../parts/paged-list.tsx';
@@ -58,9 +59,11 @@ const columnsOf = (acknowledge: (alert: Alert) => void): Column<Alert>[] => [
     (alert) =>
       alert.status === 'open' &&
       may('machines:write') && (
-        <button type="button" aria-label={`Acknowledge: ${alert.message}`} onClick={() => acknowledge(alert)}>
-          Acknowledge
-        </button>
+        <Button
+          text="Acknowledge"
+          aria-label={`Acknowledge: ${alert.message}`}
+          press={() => acknowledge(alert)}
+        />
       ),
   ],
 ];

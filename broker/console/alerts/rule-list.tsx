@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
 import { NewButton } from '../parts/action-buttons.tsx';
-import { IconButton } from '../parts/icon-button.tsx';
+import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
@@ -83,14 +83,12 @@ function RuleButtons({ rule: { id, name, enabled }, changed, open }: RuleButtons
   const turn = (): Promise<unknown> => client.alertRules.update({ rule_id: id, enabled: !enabled });
   return (
     <>
-      <button
-        type="button"
+      <Button
+        text={enabled ? 'Turn off' : 'Turn on'}
         class="quiet"
         aria-label={`Turn ${enabled ? 'off' : 'on'} ${name}`}
-        onClick={() => void attempt(turn).then(changed)}
-      >
-        {enabled ? 'Turn off' : 'Turn on'}
-      </button>
+        press={() => void attempt(turn).then(changed)}
+      />
       <IconButton
         icon={icons.edit}
         label={`Change ${name}`}

@@ -1,5 +1,4 @@
 // A test of an alert rule before it is saved: the machines for which its condition holds now.
-
 import { percentUsed } from '../../../shared/percent-used.ts';
 import { client } from '../api-client.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';

@@ -3,6 +3,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { client, clientWithEtag, FarhandError } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';
 import { may } from '../login-session.ts';
+import { Button } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
@@ -58,9 +59,7 @@ export function EditFile({ params: { machine = '', path = '' } }: { params: Para
           text === undefined || text.includes('\0') ? (
             <Empty icon={icons.file} title="This is not a text file">
               <p>Download it to open it with a program of your own.</p>
-              <button type="button" onClick={() => setQuery({ edit: '' })}>
-                Back to the folder
-              </button>
+              <Button text="Back to the folder" press={() => setQuery({ edit: '' })} />
             </Empty>
           ) : (
             <Editor key={path} machine={machine} path={path} text={text} etag={etag} />
@@ -158,19 +157,16 @@ function Editor(props: EditorProps) {
   return (
     <>
       <div class="editor-bar">
-        <button type="button" class="quiet" onClick={() => setQuery({ edit: '' })}>
-          <Icon of={icons.left} />
-          Back
-        </button>
+        <Button icon={icons.left} text="Back" class="quiet" press={() => setQuery({ edit: '' })} />
         <strong class="mono cut" title={path}>
           {path}
         </strong>
         {changed && <span class="tag">not saved</span>}
         {may('files:write') ? (
-          <button type="button" class="primary" disabled={!changed} onClick={() => void save()}>
+          <Button class="primary" disabled={!changed} press={() => void save()}>
             Save
             <kbd>Ctrl S</kbd>
-          </button>
+          </Button>
         ) : (
           <span class="muted">read-only</span>
         )}
@@ -225,15 +221,9 @@ function Conflict({ theirs, mine, take, overwrite, later }: ConflictProps) {
         ))}
       </pre>
       <footer>
-        <button type="button" onClick={later}>
-          Go on editing
-        </button>
-        <button type="button" onClick={take}>
-          Take theirs
-        </button>
-        <button type="button" class="danger" onClick={overwrite}>
-          Replace it with mine
-        </button>
+        <Button text="Go on editing" press={later} />
+        <Button text="Take theirs" press={take} />
+        <Button text="Replace it with mine" class="danger" press={overwrite} />
       </footer>
     </section>
   );

@@ -3,8 +3,8 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import type { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { Button, ButtonLink, IconButton } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
-import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { actions, type Column, List } from '../parts/paged-list.tsx';
@@ -122,16 +122,13 @@ function SelectedEntries({ count, act, clear }: SelectedProps) {
   return (
     <section class="selection" aria-label="Selected entries">
       <strong>{count} selected</strong>
-      <button type="button" onClick={() => act('transfer')}>
-        <Icon of={icons.copy} />
+      <Button icon={icons.copy} press={() => act('transfer')}>
         <span class="phone-off">Copy or move</span>
         <span class="phone-only">Copy</span>
-      </button>
+      </Button>
       <IconButton icon={icons.lock} label="Permissions" class="" press={() => act('permissions')} />
       <IconButton icon={icons.trash} label="Delete" class="danger" press={() => act('remove')} />
-      <button type="button" onClick={clear}>
-        Clear
-      </button>
+      <Button text="Clear" press={clear} />
     </section>
   );
 }
@@ -178,15 +175,13 @@ const columnsOf = (
     'Mode',
     (entry) =>
       may('files:write') ? (
-        <button
-          type="button"
+        <Button
+          text={wholeMode(entry)}
           class="link"
           aria-label={`Permissions of ${nameToRead(entry)}: ${wholeMode(entry)}`}
           title="Change permissions"
-          onClick={() => act('permissions', [entry])}
-        >
-          {wholeMode(entry)}
-        </button>
+          press={() => act('permissions', [entry])}
+        />
       ) : (
         wholeMode(entry)
       ),
@@ -237,15 +232,14 @@ function EntryButtons({ machine, entry, act }: EntryProps) {
   return (
     <>
       {entry.special === undefined && (
-        <a
-          class="button quiet icon-only"
+        <ButtonLink
+          icon={icons.download}
+          class="quiet icon-only"
           href={downloadAddress(machine, entry)}
           download={isFolder(entry) ? `${name}.tar.gz` : name}
           aria-label={`Download ${name}`}
           title={isFolder(entry) ? 'Download as tar.gz' : 'Download'}
-        >
-          <Icon of={icons.download} />
-        </a>
+        />
       )}
       {may('files:write') && (
         <>

@@ -2,9 +2,8 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { Button, IconButton } from '../parts/button.tsx';
 import { CheckField } from '../parts/form.tsx';
-import { Icon } from '../parts/icon.tsx';
-import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
 import { Empty, Failed, Placeholder, Show } from '../parts/loading-failed-or-empty.tsx';
@@ -119,13 +118,7 @@ function Listed({ machine, listing, reload, more }: ListedProps) {
       {listing.has_more && (
         <p class="more">
           {listing.files.length.toLocaleString()} of {listing.total.toLocaleString()}
-          {more ? (
-            <button type="button" onClick={more}>
-              More
-            </button>
-          ) : (
-            '; use the search to find the others'
-          )}
+          {more ? <Button text="More" press={more} /> : '; use the search to find the others'}
         </p>
       )}
     </DropZone>
@@ -162,14 +155,8 @@ function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarP
       <CheckField label="Hidden" value={hidden} change={setHidden} />
       {may('files:write') && listing && (
         <>
-          <button type="button" onClick={() => setCreating(true)}>
-            <Icon of={icons.folderPlus} />
-            New folder
-          </button>
-          <button type="button" class="primary" onClick={() => picker.current?.click()}>
-            <Icon of={icons.upload} />
-            Upload
-          </button>
+          <Button icon={icons.folderPlus} text="New folder" press={() => setCreating(true)} />
+          <Button icon={icons.upload} text="Upload" class="primary" press={() => picker.current?.click()} />
           <input
             ref={picker}
             type="file"
@@ -231,9 +218,12 @@ function PathBar({ path }: { path: string }) {
       />
       <nav aria-label="Path">
         {crumbsOf(path).map((crumb) => (
-          <button key={crumb.path} type="button" class="quiet" onClick={() => goToPath({ path: crumb.path })}>
-            {crumb.name}
-          </button>
+          <Button
+            key={crumb.path}
+            text={crumb.name}
+            class="quiet"
+            press={() => goToPath({ path: crumb.path })}
+          />
         ))}
       </nav>
       <IconButton icon={icons.edit} label="Type a path" size={14} press={() => setTyped(path)} />

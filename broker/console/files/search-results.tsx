@@ -1,6 +1,7 @@
 // The results of a search below a folder. They are displayed while the search runs.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { Button } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Placeholder } from '../parts/loading-failed-or-empty.tsx';
@@ -116,9 +117,7 @@ const columnsOf = (machine: string): Column<Match>[] => [
     'Folder',
     ({ entry: { path, name_encoding } }) =>
       name_encoding === undefined && (
-        <button type="button" class="link" onClick={() => goToPath({ path: parentOf(path) })}>
-          {parentOf(path)}
-        </button>
+        <Button text={parentOf(path)} class="link" press={() => goToPath({ path: parentOf(path) })} />
       ),
     'phone-off',
   ],
@@ -132,13 +131,11 @@ function FoundName({ machine, match: { entry, line, text } }: { machine: string;
     <span class="entry">
       <Icon of={isFolder(entry) ? icons.folder : icons.file} />
       {entry.name_encoding === undefined && (isFolder(entry) || isEditable(entry)) ? (
-        <button
-          type="button"
+        <Button
+          text={name}
           class="link cut"
-          onClick={() => goToPath(isFolder(entry) ? { path: entry.path } : { edit: entry.path })}
-        >
-          {name}
-        </button>
+          press={() => goToPath(isFolder(entry) ? { path: entry.path } : { edit: entry.path })}
+        />
       ) : isFolder(entry) || entry.special !== undefined ? (
         <span class="cut">{name}</span>
       ) : (

@@ -1,6 +1,6 @@
 // The tray of uploads at the bottom of the page: the progress of all uploads, and the reasons why uploads
 // failed.
-import { IconButton } from '../parts/icon-button.tsx';
+import { Button, IconButton } from '../parts/button.tsx';
 import { close } from '../parts/icons.ts';
 import { bytesText } from '../time.ts';
 import { cancelUploads, dismissUploads, retryFailed, uploads } from './uploads.ts';
@@ -30,15 +30,14 @@ export function UploadTray() {
           {bytesText(sent)} of {bytesText(size)}
         </span>
         {active.length > 0 ? (
-          <button type="button" onClick={cancelUploads}>
-            Cancel
-          </button>
+          <Button text="Cancel" press={cancelUploads} />
         ) : (
           <>
             {failed.length > 0 && (
-              <button type="button" onClick={retryFailed}>
-                {failed.every(({ exists }) => exists) ? 'Replace' : 'Try again'}
-              </button>
+              <Button
+                text={failed.every(({ exists }) => exists) ? 'Replace' : 'Try again'}
+                press={retryFailed}
+              />
             )}
             <IconButton icon={close} label="Close" press={dismissUploads} />
           </>

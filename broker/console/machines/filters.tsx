@@ -1,8 +1,8 @@
 // The bar above the list of machines: search, filters, order, and the choice between table and cards.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { Button } from '../parts/button.tsx';
 import { CheckFields } from '../parts/form.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { SearchField } from '../parts/search-field.tsx';
 import { Choice, Dialog, Select } from '../parts/small-components.tsx';
@@ -81,10 +81,7 @@ function ColumnChoice() {
   const names = visibleColumns.value.map(({ name }) => name);
   return (
     <>
-      <button type="button" onClick={() => setOpen(true)}>
-        <Icon of={icons.columns} />
-        Columns
-      </button>
+      <Button icon={icons.columns} text="Columns" press={() => setOpen(true)} />
       {open && (
         <Dialog title="Columns" onClose={close}>
           <div class="fields">
@@ -96,12 +93,12 @@ function ColumnChoice() {
           </div>
           <p class="hint">This browser stores the choice.</p>
           <footer>
-            <button type="button" disabled={!isChosen.value} onClick={() => chooseColumns(undefined)}>
-              Choose by window width
-            </button>
-            <button type="button" class="primary" onClick={close}>
-              Done
-            </button>
+            <Button
+              text="Choose by window width"
+              disabled={!isChosen.value}
+              press={() => chooseColumns(undefined)}
+            />
+            <Button text="Done" class="primary" press={close} />
           </footer>
         </Dialog>
       )}

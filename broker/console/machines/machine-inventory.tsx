@@ -2,6 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { Button } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
@@ -35,10 +36,12 @@ export function MachineInventory({ params: { machine = '', status } }: { params:
               Collected <Ago at={data.collected_at} />
             </span>
             {status === 'online' && (
-              <button type="button" disabled={busy} onClick={click}>
-                <Icon of={icons.refresh} />
-                {busy ? 'Collecting…' : 'Collect now'}
-              </button>
+              <Button
+                icon={icons.refresh}
+                text={busy ? 'Collecting…' : 'Collect now'}
+                disabled={busy}
+                press={click}
+              />
             )}
           </div>
           <Incomplete parts={data.incomplete} />

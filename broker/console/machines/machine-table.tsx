@@ -1,5 +1,5 @@
 // The list of machines as a table, with the chosen columns.
-
+import { Button } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Tags } from '../parts/small-components.tsx';
@@ -86,10 +86,10 @@ function SortHead({ field, text, sort }: { field: string; text: string; sort: st
   const next = !isSorted ? firstSort(field) : descending ? field : `-${field}`;
   return (
     <span role="columnheader" aria-sort={isSorted ? (descending ? 'descending' : 'ascending') : undefined}>
-      <button type="button" class="sort" onClick={() => setQuery({ sort: next === 'name' ? '' : next })}>
+      <Button class="sort" press={() => setQuery({ sort: next === 'name' ? '' : next })}>
         {text}
         {isSorted && <Icon of={descending ? icons.down : icons.arrowUp} size={12} />}
-      </button>
+      </Button>
     </span>
   );
 }

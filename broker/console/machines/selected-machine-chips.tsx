@@ -1,4 +1,5 @@
 // The chosen machines as chips. A button on each chip deselects its machine.
+import { Button } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import { close, machines as machinesIcon } from '../parts/icons.ts';
 import { nameOf } from './names.tsx';
@@ -20,14 +21,9 @@ export function Chips({ label, machines, remove }: ChipsProps) {
         <li key={id} class="chip">
           <Icon of={machinesIcon} size={13} />
           <span class="cut">{nameOf(id)}</span>
-          <button
-            type="button"
-            class="quiet"
-            aria-label={`Leave out ${nameOf(id)}`}
-            onClick={() => remove(id)}
-          >
+          <Button class="quiet" aria-label={`Leave out ${nameOf(id)}`} press={() => remove(id)}>
             <Icon of={close} size={13} />
-          </button>
+          </Button>
         </li>
       ))}
       {machines.length > mostChips && (

@@ -4,6 +4,7 @@ import { type Channel, ChannelForm, services } from '../alerts/channel-form.tsx'
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { DeleteButton } from '../parts/action-buttons.tsx';
+import { Button } from '../parts/button.tsx';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -94,16 +95,9 @@ function Actions({ channel, changed }: { channel: Channel; changed: () => void }
   const turn = (): Promise<unknown> => client.alertChannels.update({ channel_id: id, enabled: !enabled });
   return (
     <>
-      <button type="button" disabled={test.busy} onClick={test.click}>
-        Send a test
-      </button>
-      <button type="button" onClick={() => void attempt(turn).then(changed)}>
-        {enabled ? 'Turn off' : 'Turn on'}
-      </button>
-      <button type="button" onClick={() => setEditing(true)}>
-        <Icon of={icons.edit} />
-        Edit
-      </button>
+      <Button text="Send a test" disabled={test.busy} press={test.click} />
+      <Button text={enabled ? 'Turn off' : 'Turn on'} press={() => void attempt(turn).then(changed)} />
+      <Button icon={icons.edit} text="Edit" press={() => setEditing(true)} />
       <DeleteButton
         title={`Delete ${name}?`}
         action="Delete the channel"

@@ -5,6 +5,7 @@ import { WindowList } from '../alerts/maintenance-windows.tsx';
 import { RuleList } from '../alerts/rule-list.tsx';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
@@ -81,9 +82,7 @@ function NoAlerts({ status }: { status: (typeof views)[number][0] }) {
   return (
     <Empty icon={icons.alerts} title={status === 'open' ? 'No alert is open' : 'There was no alert yet'}>
       <p>Rules watch machines, schedules and expiry dates. The alerts that they open appear here at once.</p>
-      <a class="button" href={to('/alerts', 'rules')}>
-        Look at the rules
-      </a>
+      <ButtonLink text="Look at the rules" href={to('/alerts', 'rules')} />
     </Empty>
   );
 }

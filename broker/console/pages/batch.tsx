@@ -9,7 +9,7 @@ import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.tsx';
 import { selectOnly } from '../machines/selected-machines.ts';
 import { CancelButton } from '../parts/action-buttons.tsx';
-import { Icon } from '../parts/icon.tsx';
+import { Button } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
@@ -124,10 +124,7 @@ function Actions({ batch, reload }: { batch: BatchRecord; reload: () => void }) 
   return (
     <>
       {failed.length > 0 && batch.status !== 'running' && (
-        <button type="button" onClick={again}>
-          <Icon of={icons.refresh} />
-          Again on the {failed.length} failed
-        </button>
+        <Button icon={icons.refresh} text={`Again on the ${failed.length} failed`} press={again} />
       )}
       {batch.status === 'running' && (
         <CancelButton

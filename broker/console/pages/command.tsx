@@ -8,6 +8,7 @@ import { listen, useTopic } from '../live-updates.ts';
 import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.tsx';
 import { CancelButton } from '../parts/action-buttons.tsx';
+import { Button, ButtonLink } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -92,27 +93,20 @@ function CommandFacts({ command }: { command: CommandRecord }) {
 function Actions({ command, reload }: { command: CommandRecord; reload: () => void }) {
   if (!may('commands:execute')) return null;
   if (!isOpen(command)) {
-    return (
-      <a class="button" href={runAgain(command, command.machine_id)}>
-        <Icon of={icons.refresh} />
-        Run again
-      </a>
-    );
+    return <ButtonLink icon={icons.refresh} text="Run again" href={runAgain(command, command.machine_id)} />;
   }
   return (
     <>
-      <button
-        type="button"
+      <Button
+        text="Interrupt"
         disabled={command.status !== 'running'}
-        onClick={() =>
+        press={() =>
           void attempt(
             () => client.commands.signal({ command_id: command.id, signal: 'SIGINT' }),
             'SIGINT is sent',
           )
         }
-      >
-        Interrupt
-      </button>
+      />
       <CancelButton
         what="command"
         text="All its processes get SIGTERM, and SIGKILL 10 seconds later."
@@ -178,12 +172,7 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
       <div class="card-head spread">
         <Choice label="Outputs" options={views} value={view} choose={setView} />
         <span class="output-links">
-          {hasErrors && (
-            <button type="button" onClick={nextError}>
-              <Icon of={icons.down} />
-              Next error
-            </button>
-          )}
+          {hasErrors && <Button icon={icons.down} text="Next error" press={nextError} />}
           <Downloads command={command} />
         </span>
       </div>
@@ -214,10 +203,13 @@ function Downloads({ command }: { command: CommandRecord }) {
     const address = `/api/v1/commands/${encodeURIComponent(command.id)}/output?stream=${stream}`;
     return (
       bytes > 0 && (
-        <a key={stream} class="button" href={address} download={`${command.id}.${stream}.txt`}>
-          <Icon of={icons.download} />
-          {stream}, {bytesText(bytes)}
-        </a>
+        <ButtonLink
+          key={stream}
+          icon={icons.download}
+          text={`${stream}, ${bytesText(bytes)}`}
+          href={address}
+          download={`${command.id}.${stream}.txt`}
+        />
       )
     );
   });
@@ -255,9 +247,7 @@ function InputField({ command }: { command: string }) {
           hint="Works only if the command was started with its input left open"
         />
         <button type="submit">Send</button>
-        <button type="button" onClick={() => void send(true)}>
-          Close the input
-        </button>
+        <Button text="Close the input" press={() => void send(true)} />
       </form>
     </details>
   );

@@ -1,7 +1,7 @@
 // The inventories of the fleet: which system each machine has, and which machines have a package.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { Icon } from '../parts/icon.tsx';
+import { Button } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
@@ -24,15 +24,13 @@ export function Inventory() {
     setRound(round + 1);
   });
   const collectButton = (
-    <button
-      type="button"
+    <Button
+      icon={icons.refresh}
+      text={busy ? 'Collecting…' : 'Collect now'}
       title="Connected machines collect their inventory now; this takes at most 2 minutes"
       disabled={busy}
-      onClick={click}
-    >
-      <Icon of={icons.refresh} />
-      {busy ? 'Collecting…' : 'Collect now'}
-    </button>
+      press={click}
+    />
   );
   return (
     <Page title="Inventory" actions={collectButton}>

@@ -5,10 +5,10 @@ import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { listen } from '../live-updates.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
+import { Button, ButtonLink, IconButton } from '../parts/button.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { useDraft } from '../parts/form-dialog.tsx';
 import { Icon } from '../parts/icon.tsx';
-import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
@@ -145,16 +145,12 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
         {latest ? (
           <>
             <State of="online" text={`${latest.name} has joined`} />
-            <a class="button primary" href={to('/machines', latest.id)}>
-              Open {latest.name}
-            </a>
+            <ButtonLink text={`Open ${latest.name}`} class="primary" href={to('/machines', latest.id)} />
           </>
         ) : (
           <State of="running" text="Waiting for the machine…" />
         )}
-        <button type="button" onClick={again}>
-          Another token
-        </button>
+        <Button text="Another token" press={again} />
       </div>
       {arrived.length > 1 && (
         <ul class="names">

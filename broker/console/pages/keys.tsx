@@ -7,7 +7,7 @@ import { KeyRights } from '../keys/view-key-rights.tsx';
 import { me } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
 import { NewButton } from '../parts/action-buttons.tsx';
-import { IconButton } from '../parts/icon-button.tsx';
+import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
@@ -80,14 +80,12 @@ const columnsOf = (open: (what: What, key: Key) => void): Column<Key>[] => [
     'Name',
     (key) => (
       <>
-        <button
-          type="button"
+        <Button
+          text={key.name}
           class="link"
           title="Scopes and machines of this key"
-          onClick={() => open('reach', key)}
-        >
-          {key.name}
-        </button>{' '}
+          press={() => open('reach', key)}
+        />{' '}
         {key.id === me.value?.id && <span class="tag">you</span>}
       </>
     ),

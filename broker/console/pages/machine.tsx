@@ -9,9 +9,9 @@ import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { MachineInventory } from '../machines/machine-inventory.tsx';
 import { DeleteButton } from '../parts/action-buttons.tsx';
+import { Button, ButtonLink } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';
 import { FormDialog } from '../parts/form-dialog.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
@@ -142,27 +142,23 @@ function Actions({ machine, reload }: { machine: MachineDetail; reload: () => vo
   return (
     <>
       {may('commands:execute') && (
-        <a class="button" href={`${to('/run')}?machine=${encodeURIComponent(machine.id)}`}>
-          <Icon of={icons.play} />
-          Run
-        </a>
+        <ButtonLink
+          icon={icons.play}
+          text="Run"
+          href={`${to('/run')}?machine=${encodeURIComponent(machine.id)}`}
+        />
       )}
       {may('webhooks:write') && (
-        <a
-          class="button"
+        <ButtonLink
+          icon={icons.maintenance}
+          text="Maintenance"
           href={`${to('/alerts', 'windows')}?machine=${encodeURIComponent(machine.id)}`}
           title="Hold back its alerts for a time"
-        >
-          <Icon of={icons.maintenance} />
-          Maintenance
-        </a>
+        />
       )}
       {may('machines:write') && (
         <>
-          <button type="button" onClick={() => setEditing(true)}>
-            <Icon of={icons.edit} />
-            Edit
-          </button>
+          <Button icon={icons.edit} text="Edit" press={() => setEditing(true)} />
           <DeleteButton
             label="Remove"
             title={`Remove ${machine.name}?`}

@@ -8,6 +8,7 @@ import { MachineCards } from '../machines/machine-cards.tsx';
 import { MachineTable, SelectAll } from '../machines/machine-table.tsx';
 import { clearSelection, selected, selecting } from '../machines/selected-machines.ts';
 import { NewButton, RunButton } from '../parts/action-buttons.tsx';
+import { Button, ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Placeholder } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
@@ -59,9 +60,7 @@ function NoneFound() {
   return (
     <Empty icon={icons.search} title="No machine matches">
       <p>Change the search or the filters, or remove them.</p>
-      <button type="button" onClick={() => setQuery({ q: '', tags: '', status: '' })}>
-        Remove all filters
-      </button>
+      <Button text="Remove all filters" press={() => setQuery({ q: '', tags: '', status: '' })} />
     </Empty>
   );
 }
@@ -92,13 +91,9 @@ function SelectionBar({ total }: { total: number }) {
       </strong>
       {read === undefined && <RunButton />}
       {may('machines:write') && read === undefined && (
-        <a class="button" href={to('/upgrades', 'new')}>
-          Upgrade
-        </a>
+        <ButtonLink text="Upgrade" href={to('/upgrades', 'new')} />
       )}
-      <button type="button" onClick={clearSelection}>
-        Clear
-      </button>
+      <Button text="Clear" press={clearSelection} />
     </section>
   );
 }

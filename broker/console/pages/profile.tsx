@@ -4,6 +4,7 @@ import { client } from '../api-client.ts';
 import { logOut, me } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
 import { menu } from '../navigation-menu.ts';
+import { Button } from '../parts/button.tsx';
 import { Page } from '../parts/page.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Card, Choice, Fact, Tags } from '../parts/small-components.tsx';
@@ -68,9 +69,11 @@ function Logins() {
     [
       actions,
       ({ id }) => (
-        <button type="button" class="quiet" onClick={() => void attempt(() => end(id))}>
-          {id === own ? 'Log out' : 'End'}
-        </button>
+        <Button
+          text={id === own ? 'Log out' : 'End'}
+          class="quiet"
+          press={() => void attempt(() => end(id))}
+        />
       ),
     ],
   ];

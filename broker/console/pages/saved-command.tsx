@@ -11,7 +11,7 @@ import {
 } from '../commands/saved-command-texts.ts';
 import { may } from '../login-session.ts';
 import { DeleteButton } from '../parts/action-buttons.tsx';
-import { Icon } from '../parts/icon.tsx';
+import { ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
@@ -67,23 +67,14 @@ function Actions({ saved: { id, name } }: { saved: SavedCommand }) {
   return (
     <>
       {mayWrite() && (
-        <a class="button" href={`${to('/schedules', 'new')}?saved=${id}`}>
-          <Icon of={icons.schedules} />
-          Schedule
-        </a>
+        <ButtonLink icon={icons.schedules} text="Schedule" href={`${to('/schedules', 'new')}?saved=${id}`} />
       )}
       {may('commands:execute') && (
-        <a class="button primary" href={`${to('/run')}?saved=${id}`}>
-          <Icon of={icons.play} />
-          Run
-        </a>
+        <ButtonLink icon={icons.play} text="Run" class="primary" href={`${to('/run')}?saved=${id}`} />
       )}
       {mayChangeSaved() && (
         <>
-          <a class="button" href={to('/saved-commands', id, 'edit')}>
-            <Icon of={icons.edit} />
-            Edit
-          </a>
+          <ButtonLink icon={icons.edit} text="Edit" href={to('/saved-commands', id, 'edit')} />
           <DeleteButton
             title={`Delete ${name}?`}
             action="Delete the saved command"

@@ -4,7 +4,7 @@ import { argvText } from '../commands/argv-text.ts';
 import { mayChangeSaved, type SavedCommand } from '../commands/saved-command-texts.ts';
 import { may } from '../login-session.ts';
 import { NewButton } from '../parts/action-buttons.tsx';
-import { Icon } from '../parts/icon.tsx';
+import { ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
@@ -55,14 +55,13 @@ const columns: Column<SavedCommand>[] = [
     actions,
     ({ id, name }) =>
       may('commands:execute') && (
-        <a
-          class="button quiet icon-only"
+        <ButtonLink
+          icon={icons.play}
+          class="quiet icon-only"
           href={`${to('/run')}?saved=${id}`}
           aria-label={`Run ${name}`}
           title="Run"
-        >
-          <Icon of={icons.play} />
-        </a>
+        />
       ),
   ],
 ];

@@ -7,7 +7,7 @@ import { reasonText } from '../commands/reason-text.ts';
 import { may } from '../login-session.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { DeleteButton } from '../parts/action-buttons.tsx';
-import { Icon } from '../parts/icon.tsx';
+import { Button } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
@@ -89,18 +89,13 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
   const run = useRunNow(schedule, reload);
   return (
     <>
-      <button
-        type="button"
-        onClick={() =>
+      <Button
+        text={enabled ? 'Turn off' : 'Turn on'}
+        press={() =>
           void attempt(() => client.schedules.update({ schedule_id: id, enabled: !enabled })).then(reload)
         }
-      >
-        {enabled ? 'Turn off' : 'Turn on'}
-      </button>
-      <button type="button" class="primary" disabled={run.busy} onClick={run.click}>
-        <Icon of={icons.play} />
-        Run now
-      </button>
+      />
+      <Button icon={icons.play} text="Run now" class="primary" disabled={run.busy} press={run.click} />
       <DeleteButton
         title={`Delete ${name}?`}
         action="Delete the schedule"

@@ -4,6 +4,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { DeleteButton } from '../parts/action-buttons.tsx';
+import { Button } from '../parts/button.tsx';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -78,25 +79,16 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
   };
   return (
     <>
-      <button type="button" onClick={() => void attempt(test)}>
-        Send a test
-      </button>
-      <button
-        type="button"
-        onClick={() =>
+      <Button text="Send a test" press={() => void attempt(test)} />
+      <Button
+        text={enabled ? 'Turn off' : 'Turn on'}
+        press={() =>
           void attempt(() => client.webhooks.update({ webhook_id: id, enabled: !enabled })).then(changed)
         }
-      >
-        {enabled ? 'Turn off' : 'Turn on'}
-      </button>
-      <button type="button" onClick={() => setOpen('missed')}>
-        Send missed
-      </button>
+      />
+      <Button text="Send missed" press={() => setOpen('missed')} />
       <SecretButton webhook={id} changed={changed} />
-      <button type="button" onClick={() => setOpen('edit')}>
-        <Icon of={icons.edit} />
-        Edit
-      </button>
+      <Button icon={icons.edit} text="Edit" press={() => setOpen('edit')} />
       <DeleteButton
         title="Delete this webhook?"
         action="Delete the webhook"
@@ -125,10 +117,7 @@ function SecretButton({ webhook, changed }: { webhook: string; changed: () => vo
   };
   return (
     <>
-      <button type="button" onClick={() => setAsking(true)}>
-        <Icon of={icons.key} />
-        New secret
-      </button>
+      <Button icon={icons.key} text="New secret" press={() => setAsking(true)} />
       {asking && (
         <Confirm
           title="Replace the secret?"

@@ -3,8 +3,7 @@
 import { useState } from 'preact/hooks';
 import { may } from '../login-session.ts';
 import { to } from '../router.ts';
-import { Icon } from './icon.tsx';
-import { IconButton } from './icon-button.tsx';
+import { Button, ButtonLink, IconButton } from './button.tsx';
 import { join, play, stop, trash } from './icons.ts';
 import { Confirm, type ConfirmProps } from './small-components.tsx';
 
@@ -18,32 +17,18 @@ interface NewButtonProps {
 
 export function NewButton({ text, allowed = true, opens }: NewButtonProps) {
   if (!allowed) return null;
-  const content = (
-    <>
-      <Icon of={join} />
-      {text}
-    </>
-  );
+  const shared = { icon: join, text, class: 'primary' };
   return typeof opens === 'string' ? (
-    <a class="button primary" href={opens}>
-      {content}
-    </a>
+    <ButtonLink {...shared} href={opens} />
   ) : (
-    <button type="button" class="primary" onClick={opens}>
-      {content}
-    </button>
+    <Button {...shared} press={opens} />
   );
 }
 
 /** A link to the form that runs a command; `query` is the query of the link, such as `?machine=…`. */
 export function RunButton({ query = '' }: { query?: string }) {
   if (!may('commands:execute')) return null;
-  return (
-    <a class="button primary" href={to('/run') + query}>
-      <Icon of={play} />
-      Run a command
-    </a>
-  );
+  return <ButtonLink icon={play} text="Run a command" class="primary" href={to('/run') + query} />;
 }
 
 interface CancelButtonProps {
@@ -59,10 +44,7 @@ export function CancelButton({ what, text, run }: CancelButtonProps) {
   const [asking, setAsking] = useState(false);
   return (
     <>
-      <button type="button" class="danger" onClick={() => setAsking(true)}>
-        <Icon of={stop} />
-        Cancel
-      </button>
+      <Button icon={stop} text="Cancel" class="danger" press={() => setAsking(true)} />
       {asking && (
         <Confirm
           title={`Cancel this ${what}?`}

@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { durationText, fullTime } from '../time.ts';
-import { Icon } from './icon.tsx';
+import { Button } from './button.tsx';
 import * as icons from './icons.ts';
 import { Show } from './loading-failed-or-empty.tsx';
 import { LongList, type Read } from './paged-list.tsx';
@@ -95,10 +95,7 @@ function DeliveryRow({ delivery, again }: { delivery: Delivery; again: () => Pro
             </p>
           )}
           {may('webhooks:write') && (
-            <button type="button" onClick={() => void again()}>
-              <Icon of={icons.refresh} />
-              Send again
-            </button>
+            <Button icon={icons.refresh} text="Send again" press={() => void again()} />
           )}
         </div>
       </details>

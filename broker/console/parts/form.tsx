@@ -2,6 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useId, useState } from 'preact/hooks';
 import { messageOf } from '../api-client.ts';
+import { Button } from './button.tsx';
 import { Icon } from './icon.tsx';
 import { warning } from './icons.ts';
 
@@ -189,11 +190,7 @@ export function Form({ submit, run, children, cancel, disabled = false }: FormPr
         </p>
       )}
       <footer>
-        {cancel && (
-          <button type="button" onClick={cancel}>
-            Cancel
-          </button>
-        )}
+        {cancel && <Button text="Cancel" press={cancel} />}
         <button type="submit" class="primary" disabled={busy || disabled}>
           {submit}
         </button>

@@ -1,6 +1,7 @@
 // What a page draws in place of data that is loading, could not be loaded, is out of date, or is empty.
 import type { ComponentChildren } from 'preact';
 import { FarhandError, messageOf } from '../api-client.ts';
+import { Button } from './button.tsx';
 import { Icon, type IconNodes } from './icon.tsx';
 import { info, refresh, warning } from './icons.ts';
 import type { Loaded } from './use-data.ts';
@@ -33,9 +34,7 @@ function Stale({ error, retry }: { error: unknown; retry: () => void }) {
     <p class="notice warn" role="status">
       <Icon of={warning} />
       <span>This data may be out of date: {messageOf(error)}</span>
-      <button type="button" class="quiet" onClick={retry}>
-        Try again
-      </button>
+      <Button text="Try again" class="quiet" press={retry} />
     </p>
   );
 }
@@ -47,12 +46,7 @@ export function Failed({ error, retry }: { error: unknown; retry?: () => void })
   return (
     <Empty icon={warning} title={forbidden ? 'Your key does not allow this' : 'This could not be loaded'}>
       <p>{messageOf(error)}</p>
-      {retry && (
-        <button type="button" onClick={retry}>
-          <Icon of={refresh} />
-          Try again
-        </button>
-      )}
+      {retry && <Button icon={refresh} text="Try again" press={retry} />}
     </Empty>
   );
 }

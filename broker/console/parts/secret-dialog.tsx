@@ -1,4 +1,5 @@
 // A dialog that displays a new secret, which cannot be displayed again.
+import { Button } from './button.tsx';
 import { CopyButton, Dialog } from './small-components.tsx';
 
 interface SecretProps {
@@ -13,9 +14,7 @@ export function Secret({ title, secret, close }: SecretProps) {
       <p class="muted">Copy it now; it is not displayed again.</p>
       <OneLine text={secret} />
       <footer>
-        <button type="button" class="primary" onClick={close}>
-          Done
-        </button>
+        <Button text="Done" class="primary" press={close} />
       </footer>
     </Dialog>
   );

@@ -2,8 +2,8 @@
 import type { ComponentChildren } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { after, fullTime, relativeText } from '../time.ts';
+import { Button, IconButton } from './button.tsx';
 import { Icon, type IconNodes } from './icon.tsx';
-import { IconButton } from './icon-button.tsx';
 import { check, close, copy } from './icons.ts';
 import { attempt } from './toasts.tsx';
 
@@ -109,12 +109,7 @@ export function CopyButton({ text }: { text: string }) {
     setDone(true);
     after(copiedMs, () => setDone(false));
   };
-  return (
-    <button type="button" onClick={() => void press()}>
-      <Icon of={done ? check : copy} />
-      {done ? 'Copied' : 'Copy'}
-    </button>
-  );
+  return <Button icon={done ? check : copy} text={done ? 'Copied' : 'Copy'} press={() => void press()} />;
 }
 
 export interface Tab {
@@ -190,9 +185,7 @@ export function Choice<T extends string>({ label, options, value, choose }: Choi
     <fieldset class="choice">
       <legend class="only-read">{label}</legend>
       {options.map(([option, text]) => (
-        <button key={option} type="button" aria-pressed={option === value} onClick={() => choose(option)}>
-          {text}
-        </button>
+        <Button key={option} text={text} aria-pressed={option === value} press={() => choose(option)} />
       ))}
     </fieldset>
   );
@@ -204,9 +197,7 @@ export function More({ count, of, more }: { count: number; of: number; more: () 
   return (
     <p class="more">
       {count.toLocaleString()} of {of.toLocaleString()}
-      <button type="button" onClick={more}>
-        More
-      </button>
+      <Button text="More" press={more} />
     </p>
   );
 }
@@ -271,12 +262,8 @@ export function Confirm({ title, action, children, run, onClose }: ConfirmProps)
     <Dialog title={title} onClose={onClose}>
       <div class="dialog-body">{children}</div>
       <footer>
-        <button type="button" onClick={onClose}>
-          Cancel
-        </button>
-        <button type="button" class="danger" disabled={busy} onClick={click}>
-          {action}
-        </button>
+        <Button text="Cancel" press={onClose} />
+        <Button text={action} class="danger" disabled={busy} press={click} />
       </footer>
     </Dialog>
   );

@@ -2,8 +2,8 @@
 import { signal } from '@preact/signals';
 import { messageOf } from '../api-client.ts';
 import { after } from '../time.ts';
+import { IconButton } from './button.tsx';
 import { Icon } from './icon.tsx';
-import { IconButton } from './icon-button.tsx';
 import { check, close, warning } from './icons.ts';
 
 interface Toast {

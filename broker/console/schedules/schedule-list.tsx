@@ -2,7 +2,7 @@
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { MachineLink } from '../machines/names.tsx';
-import { IconButton } from '../parts/icon-button.tsx';
+import { IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { actions, type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State, Tags, useClick } from '../parts/small-components.tsx';

@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { IconButton } from '../parts/icon-button.tsx';
+import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { State } from '../parts/small-components.tsx';
 import { attempt, say, sayError } from '../parts/toasts.tsx';
@@ -124,9 +124,7 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
   return (
     <span class="tools">
       {watching && may('sessions:attach') && (
-        <button type="button" class="quiet" onClick={() => setQuery({ observe: '' })}>
-          Type, too
-        </button>
+        <Button text="Type, too" class="quiet" press={() => setQuery({ observe: '' })} />
       )}
       <IconButton icon={icons.search} label="Search" title="Search (Ctrl Shift F)" press={search} />
       <IconButton
@@ -136,19 +134,13 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
         press={() => emulator && void copySelection(emulator)}
       />
       <ReadAloud emulator={emulator} />
-      <button
-        type="button"
+      <Button
+        text="Share"
         class="quiet"
         title="Copy a link with which others can watch this terminal"
-        onClick={() => void share()}
-      >
-        Share
-      </button>
-      {may('sessions:attach') && (
-        <button type="button" class="quiet danger" onClick={() => void end()}>
-          End
-        </button>
-      )}
+        press={() => void share()}
+      />
+      {may('sessions:attach') && <Button text="End" class="quiet danger" press={() => void end()} />}
     </span>
   );
 }

@@ -2,8 +2,8 @@
 import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { Button, IconButton } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
-import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Placeholder, Show } from '../parts/loading-failed-or-empty.tsx';
 import { useClick } from '../parts/small-components.tsx';
@@ -83,10 +83,7 @@ function NoTerminals({ status, canOpen, busy, open }: NoTerminalsProps) {
       )}
       {!may('sessions:attach') && <p>Opening a terminal needs a key with the scope sessions:attach.</p>}
       {canOpen && (
-        <button type="button" class="primary" disabled={busy} onClick={open}>
-          <Icon of={icons.terminal} />
-          Open a terminal
-        </button>
+        <Button icon={icons.terminal} text="Open a terminal" class="primary" disabled={busy} press={open} />
       )}
     </Empty>
   );

@@ -1,5 +1,6 @@
 // Buttons below the terminal for keys that a touch screen lacks.
 import { signal } from '@preact/signals';
+import { Button } from '../parts/button.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import type { Emulator } from './emulator.ts';
 
@@ -40,24 +41,18 @@ export function TouchKeys({ emulator }: { emulator: Emulator | undefined }) {
   return (
     // A press does not move the focus, so that the keyboard of a phone stays open.
     <div class="touch-keys" onMouseDown={(event) => event.preventDefault()}>
-      <button
-        type="button"
+      <Button
+        text="Ctrl"
         aria-pressed={withCtrl.value}
-        onClick={() => {
+        press={() => {
           withCtrl.value = !withCtrl.value;
           emulator?.terminal.focus();
         }}
-      >
-        Ctrl
-      </button>
+      />
       {keys.map(([text, name, bytes]) => (
-        <button key={text} type="button" aria-label={name} onClick={() => press(bytes)}>
-          {text}
-        </button>
+        <Button key={text} text={text} aria-label={name} press={() => press(bytes)} />
       ))}
-      <button type="button" onClick={() => void paste()}>
-        Paste
-      </button>
+      <Button text="Paste" press={() => void paste()} />
     </div>
   );
 }
