@@ -12,7 +12,15 @@ import { Ago } from '../parts/small-components.tsx';
 import { bytesText } from '../time.ts';
 import { type EntryActions, focusFirst, onEntryKey } from './entry-list-keys.ts';
 import { RemoveEntries, RenameEntry } from './file-dialogs.tsx';
-import { downloadAddress, type FileEntry, goToPath, isEditable, nameToRead } from './paths.ts';
+import {
+  baseOf,
+  downloadAddress,
+  type FileEntry,
+  goToPath,
+  isEditable,
+  isFolder,
+  nameToRead,
+} from './paths.ts';
 import { Permissions, wholeMode } from './permissions-dialog.tsx';
 import { TransferEntries } from './transfer-dialog.tsx';
 
@@ -139,8 +147,6 @@ interface EntryProps {
   act: (what: Action, entries: readonly FileEntry[]) => void;
 }
 
-const isFolder = ({ type }: FileEntry): boolean => type === 'directory';
-
 const columnsOf = (
   machine: string,
   chosen: Chosen,
@@ -204,24 +210,23 @@ function SelectAll({ chosen: { selected, isAll, all, clear } }: { chosen: Chosen
   );
 }
 
+interface EntryNameProps {
+  machine: string;
+  entry: FileEntry;
+  /** The index of the entry in the list of a folder; undefined in other lists. */
+  index?: number;
+}
+
 /** The name of an entry. A click opens a folder, edits a text file, and downloads any other entry. */
-function EntryName({ machine, entry, index }: Omit<EntryProps, 'act'> & { index: number }) {
+export function EntryName({ machine, entry, index }: EntryNameProps) {
   const name = nameToRead(entry);
   if (entry.name_encoding === undefined && (isFolder(entry) || isEditable(entry))) {
-    return (
-      <button
-        type="button"
-        class="link cut"
-        data-entry={index}
-        onClick={() => goToPath(isFolder(entry) ? { path: entry.path } : { edit: entry.path })}
-      >
-        {name}
-      </button>
-    );
+    const place = isFolder(entry) ? { path: entry.path } : { edit: entry.path };
+    return <Button text={name} class="link cut" data-entry={index} press={() => goToPath(place)} />;
   }
   if (isFolder(entry) || entry.special !== undefined) return <span class="cut">{name}</span>;
   return (
-    <a class="cut" data-entry={index} href={downloadAddress(machine, entry)} download={name}>
+    <a class="cut" data-entry={index} href={downloadAddress(machine, entry)} download={baseOf(name)}>
       {name}
     </a>
   );

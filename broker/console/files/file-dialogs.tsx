@@ -5,7 +5,7 @@ import { TextField } from '../parts/form.tsx';
 import { FormDialog } from '../parts/form-dialog.tsx';
 import { Confirm } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
-import { type FileEntry, joined, nameToRead, pathOf } from './paths.ts';
+import { type FileEntry, hasContent, joined, nameToRead, pathOf } from './paths.ts';
 
 export interface DialogProps {
   machine: string;
@@ -70,9 +70,7 @@ export function RemoveEntries({
 }: DialogProps & { entries: readonly FileEntry[] }) {
   const [only] = entries;
   const what = entries.length === 1 && only ? nameToRead(only) : `${entries.length} entries`;
-  const isFolder = ({ type, link_target }: FileEntry): boolean =>
-    type === 'directory' && link_target === undefined;
-  const folders = entries.some(isFolder);
+  const folders = entries.some(hasContent);
   return (
     <Confirm
       title={`Delete ${what}?`}
@@ -81,7 +79,11 @@ export function RemoveEntries({
       run={async () => {
         try {
           for (const entry of entries)
-            await client.files.remove({ machine_id: machine, ...pathOf(entry), recursive: isFolder(entry) });
+            await client.files.remove({
+              machine_id: machine,
+              ...pathOf(entry),
+              recursive: hasContent(entry),
+            });
           say(`${what} deleted`);
         } finally {
           reload();

@@ -9,6 +9,11 @@ export type FileEntry = Listing['files'][number];
 export const goToPath = (place: { path: string } | { edit: string }): void =>
   setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 
+export const isFolder = ({ type }: FileEntry): boolean => type === 'directory';
+
+/** True for a folder itself, but not for a link to a folder. Deleting a folder deletes its content too. */
+export const hasContent = (entry: FileEntry): boolean => isFolder(entry) && entry.link_target === undefined;
+
 /** A path as requests contain it. */
 interface WirePath {
   path: string;
@@ -40,7 +45,7 @@ export function crumbsOf(path: string): { name: string; path: string }[] {
 export function downloadAddress(machine: string, entry: FileEntry): string {
   const query = new URLSearchParams({
     ...pathOf(entry),
-    ...(entry.type === 'directory' && { archive: 'tar.gz' }),
+    ...(isFolder(entry) && { archive: 'tar.gz' }),
   });
   return `/api/v1/machines/${encodeURIComponent(machine)}/files/download?${query}`;
 }

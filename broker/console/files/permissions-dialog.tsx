@@ -3,7 +3,7 @@ import { client } from '../api-client.ts';
 import { TextField } from '../parts/form.tsx';
 import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
-import { type FileEntry, nameToRead, pathOf } from './paths.ts';
+import { type FileEntry, isFolder, nameToRead, pathOf } from './paths.ts';
 
 const classes = [
   ['Owner', 6],
@@ -74,9 +74,7 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
         {Object.values(before).includes('')
           ? 'A field is empty if its value differs between the entries. '
           : ''}
-        {entries.some(({ type }) => type === 'directory')
-          ? 'Saving changes a folder itself, but not its content. '
-          : ''}
+        {entries.some(isFolder) ? 'Saving changes a folder itself, but not its content. ' : ''}
         To change the owner or group, the agent must run as root.
       </p>
     </FormDialog>

@@ -8,15 +8,8 @@ import { Empty, Failed, Placeholder } from '../parts/loading-failed-or-empty.tsx
 import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { bytesText, soon } from '../time.ts';
-import {
-  baseOf,
-  downloadAddress,
-  type FileEntry,
-  goToPath,
-  isEditable,
-  nameToRead,
-  parentOf,
-} from './paths.ts';
+import { EntryName } from './entry-list.tsx';
+import { goToPath, isFolder, parentOf } from './paths.ts';
 
 type Line = Awaited<ReturnType<typeof client.files.search>> extends AsyncIterable<infer T> ? T : never;
 type Match = Extract<Line, { entry: unknown }>;
@@ -109,8 +102,6 @@ function statusOf(count: number, end: End | undefined): string {
   return parts.filter(Boolean).join(', ');
 }
 
-const isFolder = ({ type }: FileEntry): boolean => type === 'directory';
-
 const columnsOf = (machine: string): Column<Match>[] => [
   ['Name', (match) => <FoundName machine={machine} match={match} />, 'wide'],
   [
@@ -126,23 +117,10 @@ const columnsOf = (machine: string): Column<Match>[] => [
 ];
 
 function FoundName({ machine, match: { entry, line, text } }: { machine: string; match: Match }) {
-  const name = nameToRead(entry);
   return (
     <span class="entry">
       <Icon of={isFolder(entry) ? icons.folder : icons.file} />
-      {entry.name_encoding === undefined && (isFolder(entry) || isEditable(entry)) ? (
-        <Button
-          text={name}
-          class="link cut"
-          press={() => goToPath(isFolder(entry) ? { path: entry.path } : { edit: entry.path })}
-        />
-      ) : isFolder(entry) || entry.special !== undefined ? (
-        <span class="cut">{name}</span>
-      ) : (
-        <a href={downloadAddress(machine, entry)} download={baseOf(name)} class="cut">
-          {name}
-        </a>
-      )}
+      <EntryName machine={machine} entry={entry} />
       {text !== undefined && (
         <span class="mono muted cut">
           {line}: {text}

@@ -7,7 +7,7 @@ import { FormDialog } from '../parts/form-dialog.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
-import { type FileEntry, joined, pathOf } from './paths.ts';
+import { type FileEntry, hasContent, joined, pathOf } from './paths.ts';
 
 const ways = [
   ['copy', 'Copy'],
@@ -36,8 +36,7 @@ async function transfer({ way, from, to, entry, ...there }: Transfer, signal: Ab
   if (way === 'move' && from === to) await client.files.move(what, { signal });
   else await client.files.copy({ ...what, destination_machine_id: to }, { signal });
   if (way === 'copy' || from === to) return;
-  const recursive = entry.type === 'directory' && entry.link_target === undefined;
-  await client.files.remove({ machine_id: from, ...pathOf(entry), recursive }, { signal });
+  await client.files.remove({ machine_id: from, ...pathOf(entry), recursive: hasContent(entry) }, { signal });
 }
 
 interface TransferProps extends DialogProps {
