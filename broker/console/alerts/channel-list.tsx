@@ -20,7 +20,6 @@ export function ChannelList() {
     <>
       <LongList
         read={(paging, signal) => client.alertChannels.list({ sort: 'name', ...paging }, { signal })}
-        inputs={[]}
         when={({ type }) => type.startsWith('alert.')}
         empty={
           <Empty icon={icons.webhooks} title="No channel sends alerts yet">

@@ -37,7 +37,6 @@ export function WindowList() {
     <>
       <LongList
         read={(paging, signal) => client.maintenanceWindows.list({ ...paging }, { signal })}
-        inputs={[]}
         version={round}
         empty={
           <Empty icon={icons.maintenance} title="No maintenance is planned">

@@ -50,7 +50,6 @@ export function RuleList() {
     <>
       <LongList
         read={(paging, signal) => client.alertRules.list({ sort: 'name', ...paging }, { signal })}
-        inputs={[]}
         version={round}
         empty={
           <Empty icon={icons.alerts} title="Nothing is watched yet">

@@ -1,6 +1,7 @@
 // The output of a command as text, updated while it arrives. Both streams are in one list, in the order of their
 // arrival.
 import { client, FarhandError } from '../api-client.ts';
+import { soon } from '../time.ts';
 
 interface OutputPart {
   id: number;
@@ -63,6 +64,9 @@ export class Output {
   }
 }
 
+/** Milliseconds between two drawings while output arrives. */
+const frameMs = 16;
+
 /** Follows a command until its end. Calls `changed` at most once per frame. */
 export async function followOutput(
   id: string,
@@ -70,15 +74,7 @@ export async function followOutput(
   signal: AbortSignal,
   changed: () => void,
 ): Promise<void> {
-  let asked = false;
-  const draw = (): void => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      changed();
-    });
-  };
+  const draw = soon(frameMs, changed);
   try {
     for await (const { data } of client.commands.stream({ command_id: id }, { signal })) {
       if ('data' in data) output.add(data.stream, data.data, data.encoding);

@@ -27,7 +27,9 @@ const joinedMs = 500;
 export class Fleet {
   readonly #query: MachineQuery;
   readonly #arrived: () => void;
-  /** A counter of changes. Components that read the machines are drawn again when it grows. */
+  /**
+   * A counter of changes. Components that read the machines read it too, so that they are drawn again when it grows.
+   */
   readonly #version = signal(0);
   #total: number | undefined;
   #error: unknown;
@@ -51,23 +53,23 @@ export class Fleet {
   }
 
   get total(): number | undefined {
-    this.#subscribe();
+    void this.#version.value;
     return this.#total;
   }
 
   get error(): unknown {
-    this.#subscribe();
+    void this.#version.value;
     return this.#error;
   }
 
   row(index: number): MachineRow | undefined {
-    this.#subscribe();
+    void this.#version.value;
     return this.#rows.get(index);
   }
 
   /** True if `holds` is true for every machine that was loaded so far. */
   every(holds: (machine: MachineRow) => boolean): boolean {
-    this.#subscribe();
+    void this.#version.value;
     for (const machine of this.#rows.values()) if (!holds(machine)) return false;
     return true;
   }
@@ -100,7 +102,7 @@ export class Fleet {
     const isNew = unknown.length > 0 && this.#total !== undefined && this.#total < pageSize;
     if (isNew) for (const { id } of unknown) this.#foreign.add(id);
     if (isNew || this.#error !== undefined || removed.some((id) => this.#indexes.has(id))) this.refresh();
-    this.#changed();
+    this.#version.value += 1;
   }
 
   close(): void {
@@ -139,15 +141,7 @@ export class Fleet {
       this.#error = error;
     }
     this.#arrived();
-    this.#changed();
-  }
-
-  #changed(): void {
     this.#version.value += 1;
-  }
-
-  #subscribe(): void {
-    void this.#version.value;
   }
 
   #forget(total: number): void {

@@ -1,9 +1,9 @@
 // The list of machines as cards, in as many columns as fit.
-import { useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { useCallback, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { percentUsed } from '../../../shared/percent-used.ts';
 import { Bar, Sparkline } from '../parts/bar-and-sparkline.tsx';
 import { Fact, State, Tags } from '../parts/small-components.tsx';
-import { VirtualRows } from '../parts/virtual-rows.tsx';
+import { useResize, VirtualRows } from '../parts/virtual-rows.tsx';
 import { to } from '../router.ts';
 import { isOld, LastSeen } from './age-of-values.tsx';
 import type { MachineRow } from './live-machine-list.ts';
@@ -15,15 +15,12 @@ const [leastWidth, rowHeight] = [270, 186];
 export function MachineCards({ fleet, show }: Pick<FleetProps, 'fleet' | 'show'>) {
   const frame = useRef<HTMLDivElement>(null);
   const [beside, setBeside] = useState(1);
-  useLayoutEffect(() => {
-    const element = frame.current;
-    if (!element) return undefined;
-    const measure = (): void => setBeside(Math.max(1, Math.floor(element.clientWidth / leastWidth)));
-    measure();
-    const sizes = new ResizeObserver(measure);
-    sizes.observe(element);
-    return () => sizes.disconnect();
+  const measure = useCallback(() => {
+    const width = frame.current?.clientWidth ?? 0;
+    setBeside(Math.max(1, Math.floor(width / leastWidth)));
   }, []);
+  useLayoutEffect(measure, []);
+  useResize(frame, measure);
   const { total = 0 } = fleet;
   return (
     <div class="machine-cards" ref={frame}>

@@ -32,7 +32,6 @@ export function Batches() {
     <Page title="Batches" actions={<RunButton />}>
       <LongList
         read={(paging, signal) => client.batches.list(paging, { signal })}
-        inputs={[]}
         topic="commands"
         empty={
           <Empty icon={icons.batches} title="No command has run on many machines yet">

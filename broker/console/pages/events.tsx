@@ -53,7 +53,6 @@ export function Events() {
       </div>
       <LongList
         read={(paging, signal) => client.events.list({ sort: '-created_at', ...paging }, { signal })}
-        inputs={[]}
         empty={
           <Empty icon={icons.events} title="Nothing has happened yet">
             <p>Machines that join, commands, terminals and changes of files appear here by themselves.</p>

@@ -195,7 +195,6 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
     <>
       <LongList
         read={(paging, signal) => client.joinTokens.list(paging, { signal })}
-        inputs={[]}
         version={round}
         when={({ type }) => type === 'machine.registered'}
         empty={null}

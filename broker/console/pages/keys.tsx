@@ -27,7 +27,6 @@ export function Keys() {
     <Page title="API keys" actions={newButton}>
       <LongList
         read={(paging, signal) => client.keys.list({ sort: 'name', ...paging }, { signal })}
-        inputs={[]}
         version={round}
         empty={
           <Empty icon={icons.key} title="There is no key">

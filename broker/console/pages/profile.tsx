@@ -82,7 +82,6 @@ function Logins() {
       <h2>Logins</h2>
       <LongList
         read={(paging, signal) => client.logins.list(paging, { signal })}
-        inputs={[]}
         version={round}
         empty={<p class="muted">No browser is logged in.</p>}
       >

@@ -21,7 +21,6 @@ export function SavedCommands() {
     <Page title="Saved commands" actions={newButton()}>
       <LongList
         read={(paging, signal) => client.savedCommands.list({ sort: 'name', ...paging }, { signal })}
-        inputs={[]}
         empty={
           <Empty icon={icons.saved} title="No command is saved yet">
             <p>

@@ -19,7 +19,6 @@ export function Schedules() {
       <Timeline />
       <LongList
         read={(paging, signal) => client.schedules.list({ sort: 'name', ...paging }, { signal })}
-        inputs={[]}
         when={({ type, data }) => type.startsWith('schedule.') || typeof data.schedule_id === 'string'}
         empty={
           <Empty icon={icons.schedules} title="Nothing is scheduled">

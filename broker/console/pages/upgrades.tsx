@@ -40,7 +40,6 @@ export function Upgrades() {
     <Page title="Upgrades" actions={newButton()}>
       <LongList
         read={(paging, signal) => client.upgrades.list(paging, { signal })}
-        inputs={[]}
         when={({ type }) => type.startsWith('upgrade.')}
         empty={
           <Empty icon={icons.upgrades} title="No agent was upgraded from here yet">

@@ -23,7 +23,6 @@ export function Webhooks() {
     <Page title="Webhooks" actions={newButton}>
       <LongList
         read={(paging, signal) => client.webhooks.list(paging, { signal })}
-        inputs={[]}
         when={({ type }) => type.startsWith('webhook.')}
         empty={
           <Empty icon={icons.webhooks} title="There is no webhook yet">

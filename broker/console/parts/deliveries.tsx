@@ -26,7 +26,7 @@ interface DeliveriesProps {
 
 export function Deliveries({ read, redeliver, version, changed, empty }: DeliveriesProps) {
   return (
-    <LongList read={read} inputs={[]} version={version} when={() => true} empty={empty}>
+    <LongList read={read} version={version} when={() => true} empty={empty}>
       {(items) => (
         <ul class="deliveries card" aria-label="Deliveries">
           {items.map((delivery) => (

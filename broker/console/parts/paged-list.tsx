@@ -16,7 +16,7 @@ export type Read<T> = (
 interface LongListProps<T> {
   read: Read<T>;
   /** The filter of the list. When one of these changes, the list begins anew with its first page. */
-  inputs: readonly unknown[];
+  inputs?: readonly unknown[];
   /** A value that is different after each edit by the user. All loaded pages of the list are then loaded again. */
   version?: unknown;
   when?: (event: Happened) => boolean;
@@ -31,7 +31,7 @@ const pageSize = 50;
 
 export function LongList<T extends { id: string }>({
   read,
-  inputs,
+  inputs = [],
   version,
   when,
   topic,

@@ -1,5 +1,5 @@
 // A scrolling list that draws only the rows in view. It may have any number of rows, all of the same height.
-import type { ComponentChildren } from 'preact';
+import type { ComponentChildren, RefObject } from 'preact';
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 
 interface VirtualRowsProps {
@@ -29,6 +29,16 @@ const mostAhead = 32;
 
 const marginFor = (ahead: number): number => margin + Math.min(mostAhead, Math.max(0, ahead));
 
+/** Calls `measure` when the size of the element changes. */
+export function useResize(element: RefObject<HTMLElement | null>, measure: () => void): void {
+  useEffect(() => {
+    if (!element.current) return undefined;
+    const sizes = new ResizeObserver(measure);
+    sizes.observe(element.current);
+    return () => sizes.disconnect();
+  }, [measure]);
+}
+
 /** The range of rows to draw: the visible ones, and some above and below. */
 function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' | 'rowHeight' | 'onRange'>) {
   const scroller = useRef<HTMLDivElement>(null);
@@ -46,13 +56,7 @@ function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' 
     setRange((before) => (before.first === first && before.last === last ? before : { first, last }));
   }, [rowHeight]);
   useLayoutEffect(measure, [count, measure]);
-  useEffect(() => {
-    const element = scroller.current;
-    if (!element) return undefined;
-    const sizes = new ResizeObserver(measure);
-    sizes.observe(element);
-    return () => sizes.disconnect();
-  }, [measure]);
+  useResize(scroller, measure);
   const last = Math.min(range.last, count);
   useEffect(() => {
     if (last > range.first) onRange(range.first, last - 1);
