@@ -3,7 +3,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { fromLimited, LimitsFields, limitsText, toLimited } from '../machines/limits-fields.tsx';
-import { NewButton } from '../parts/action-buttons.tsx';
+import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { IconButton } from '../parts/button.tsx';
 import { SelectField, TextField } from '../parts/form.tsx';
 import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
@@ -11,7 +11,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
-import { Ago, Choice, Confirm, State } from '../parts/small-components.tsx';
+import { Ago, Choice, State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
 import { browserTimeZone, timeZoneOptions } from '../schedules/time-zones.ts';
@@ -23,7 +23,6 @@ export function WindowList() {
   // A link on the page of a machine opens the form for this machine.
   const forMachine = place.value.query.get('machine') ?? '';
   const [creating, setCreating] = useState(false);
-  const [removing, setRemoving] = useState<Window | undefined>(undefined);
   const [round, setRound] = useState(0);
   const changed = (): void => setRound((before) => before + 1);
   const close = (): void => {
@@ -51,7 +50,7 @@ export function WindowList() {
         {(items) => (
           <>
             <div class="filters">{newButton}</div>
-            <List label="Maintenance windows" columns={columnsOf(setRemoving)} items={items} />
+            <List label="Maintenance windows" columns={columnsOf(changed)} items={items} />
           </>
         )}
       </LongList>
@@ -60,26 +59,11 @@ export function WindowList() {
           <NewWindow machine={forMachine} close={close} saved={changed} />
         </WithScopes>
       )}
-      {removing && (
-        <Confirm
-          title={`Delete ${removing.name}?`}
-          action="Delete the window"
-          onClose={() => setRemoving(undefined)}
-          run={async () => {
-            await client.maintenanceWindows.remove({ window_id: removing.id });
-            changed();
-          }}
-        >
-          <p>
-            If the window is in progress, it ends now. Held-back alerts open if their condition still holds.
-          </p>
-        </Confirm>
-      )}
     </>
   );
 }
 
-const columnsOf = (remove: (window: Window) => void): Column<Window>[] => [
+const columnsOf = (changed: () => void): Column<Window>[] => [
   ['Window', (window) => <NameAndTime window={window} />, 'wide two-lines'],
   ['Machines', limitsText, 'muted'],
   ['State', (window) => <WindowState window={window} />],
@@ -87,12 +71,21 @@ const columnsOf = (remove: (window: Window) => void): Column<Window>[] => [
     actions,
     (window) =>
       may('webhooks:write') && (
-        <IconButton
-          icon={icons.trash}
-          label={`Delete ${window.name}`}
-          title="Delete"
-          press={() => remove(window)}
-        />
+        <ConfirmButton
+          button={(ask) => (
+            <IconButton icon={icons.trash} label={`Delete ${window.name}`} title="Delete" press={ask} />
+          )}
+          title={`Delete ${window.name}?`}
+          action="Delete the window"
+          run={async () => {
+            await client.maintenanceWindows.remove({ window_id: window.id });
+            changed();
+          }}
+        >
+          <p>
+            If the window is in progress, it ends now. Held-back alerts open if their condition still holds.
+          </p>
+        </ConfirmButton>
       ),
   ],
 ];

@@ -3,23 +3,20 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
-import { NewButton } from '../parts/action-buttons.tsx';
+import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
-import { Confirm, OnOff } from '../parts/small-components.tsx';
+import { OnOff } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { RuleForm } from './rule-form.tsx';
 import { isExpiring, type Rule, ruleText } from './rule-texts.ts';
 
-/** The open dialog: `new` for the form of a new rule, otherwise the rule that is edited or removed. */
-type Open = 'new' | { what: 'edit' | 'remove'; rule: Rule };
-
 export function RuleList() {
-  const [open, setOpen] = useState<Open | undefined>(undefined);
+  /** The rule in the open form: `new` for a new one, undefined if no form is open. */
+  const [edited, setEdited] = useState<Rule | 'new' | undefined>(undefined);
   const [round, setRound] = useState(0);
-  const close = (): void => setOpen(undefined);
   const changed = (): void => setRound((before) => before + 1);
   const columns: Column<Rule>[] = [
     [
@@ -37,14 +34,12 @@ export function RuleList() {
     [
       actions,
       (rule) =>
-        may('webhooks:write') && (
-          <RuleButtons rule={rule} changed={changed} open={(what) => setOpen({ what, rule })} />
-        ),
+        may('webhooks:write') && <RuleButtons rule={rule} changed={changed} edit={() => setEdited(rule)} />,
       'row-buttons',
     ],
   ];
   const newButton = (
-    <NewButton text="New rule" allowed={may('webhooks:write')} opens={() => setOpen('new')} />
+    <NewButton text="New rule" allowed={may('webhooks:write')} opens={() => setEdited('new')} />
   );
   return (
     <>
@@ -67,7 +62,13 @@ export function RuleList() {
           </>
         )}
       </LongList>
-      {open && <RuleDialog open={open} close={close} changed={changed} />}
+      {edited && (
+        <RuleForm
+          rule={edited === 'new' ? undefined : edited}
+          close={() => setEdited(undefined)}
+          saved={changed}
+        />
+      )}
     </>
   );
 }
@@ -75,10 +76,10 @@ export function RuleList() {
 interface RuleButtonsProps {
   rule: Rule;
   changed: () => void;
-  open: (what: 'edit' | 'remove') => void;
+  edit: () => void;
 }
 
-function RuleButtons({ rule: { id, name, enabled }, changed, open }: RuleButtonsProps) {
+function RuleButtons({ rule: { id, name, enabled }, changed, edit }: RuleButtonsProps) {
   const turn = (): Promise<unknown> => client.alertRules.update({ rule_id: id, enabled: !enabled });
   return (
     <>
@@ -88,32 +89,20 @@ function RuleButtons({ rule: { id, name, enabled }, changed, open }: RuleButtons
         aria-label={`Turn ${enabled ? 'off' : 'on'} ${name}`}
         press={() => void attempt(turn).then(changed)}
       />
-      <IconButton
-        icon={icons.edit}
-        label={`Change ${name}`}
-        title="Change and test"
-        press={() => open('edit')}
-      />
-      <IconButton icon={icons.trash} label={`Delete ${name}`} title="Delete" press={() => open('remove')} />
-    </>
-  );
-}
-
-function RuleDialog({ open, close, changed }: { open: Open; close: () => void; changed: () => void }) {
-  if (open !== 'new' && open.what === 'remove') {
-    return (
-      <Confirm
-        title={`Delete ${open.rule.name}?`}
+      <IconButton icon={icons.edit} label={`Change ${name}`} title="Change and test" press={edit} />
+      <ConfirmButton
+        button={(ask) => (
+          <IconButton icon={icons.trash} label={`Delete ${name}`} title="Delete" press={ask} />
+        )}
+        title={`Delete ${name}?`}
         action="Delete the rule"
-        onClose={close}
         run={async () => {
-          await client.alertRules.remove({ rule_id: open.rule.id });
+          await client.alertRules.remove({ rule_id: id });
           changed();
         }}
       >
         <p>Its open alerts are resolved. Past alerts stay in the list.</p>
-      </Confirm>
-    );
-  }
-  return <RuleForm rule={open === 'new' ? undefined : open.rule} close={close} saved={changed} />;
+      </ConfirmButton>
+    </>
+  );
 }

@@ -5,6 +5,7 @@ import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { listen } from '../live-updates.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
+import { ConfirmButton } from '../parts/action-buttons.tsx';
 import { Button, ButtonLink, IconButton } from '../parts/button.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { useDraft } from '../parts/form-dialog.tsx';
@@ -13,7 +14,7 @@ import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { OneLine } from '../parts/secret-dialog.tsx';
-import { Ago, Card, Confirm, State, Tags } from '../parts/small-components.tsx';
+import { Ago, Card, State, Tags } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { hourMs } from '../time.ts';
 
@@ -173,7 +174,6 @@ function startOptions({ name, uses }: Token): string {
 type OpenToken = Awaited<ReturnType<typeof client.joinTokens.list>>['items'][number];
 
 function Tokens({ round, changed }: { round: number; changed: () => void }) {
-  const [removing, setRemoving] = useState<OpenToken | undefined>(undefined);
   const columns: Column<OpenToken>[] = [
     ['Name', ({ name }) => name ?? <span class="muted">without a name</span>],
     ['Tags', ({ tags }) => <Tags of={tags ?? []} />, 'wide'],
@@ -182,43 +182,40 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
     [
       actions,
       (token) => (
-        <IconButton
-          icon={icons.trash}
-          label={`Delete the token ${token.name ?? token.id}`}
-          title="Delete"
-          press={() => setRemoving(token)}
-        />
-      ),
-    ],
-  ];
-  return (
-    <>
-      <LongList
-        read={(paging, signal) => client.joinTokens.list(paging, { signal })}
-        version={round}
-        when={({ type }) => type === 'machine.registered'}
-        empty={null}
-      >
-        {(items) => (
-          <>
-            <h2>Open tokens</h2>
-            <List label="Join tokens" columns={columns} items={items} />
-          </>
-        )}
-      </LongList>
-      {removing && (
-        <Confirm
-          title={`Delete the token ${removing.name ?? 'without a name'}?`}
+        <ConfirmButton
+          button={(ask) => (
+            <IconButton
+              icon={icons.trash}
+              label={`Delete the token ${token.name ?? token.id}`}
+              title="Delete"
+              press={ask}
+            />
+          )}
+          title={`Delete the token ${token.name ?? 'without a name'}?`}
           action="Delete the token"
-          onClose={() => setRemoving(undefined)}
           run={async () => {
-            await client.joinTokens.remove({ join_token_id: removing.id });
+            await client.joinTokens.remove({ join_token_id: token.id });
             changed();
           }}
         >
           <p>No further machine can join with it. Machines that have joined are not affected.</p>
-        </Confirm>
+        </ConfirmButton>
+      ),
+    ],
+  ];
+  return (
+    <LongList
+      read={(paging, signal) => client.joinTokens.list(paging, { signal })}
+      version={round}
+      when={({ type }) => type === 'machine.registered'}
+      empty={null}
+    >
+      {(items) => (
+        <>
+          <h2>Open tokens</h2>
+          <List label="Join tokens" columns={columns} items={items} />
+        </>
       )}
-    </>
+    </LongList>
   );
 }

@@ -6,14 +6,14 @@ import { type Key, KeyForm } from '../keys/key-form.tsx';
 import { KeyRights } from '../keys/view-key-rights.tsx';
 import { me } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
-import { NewButton } from '../parts/action-buttons.tsx';
+import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
-import { Ago, Confirm, State, Tags } from '../parts/small-components.tsx';
+import { Ago, State, Tags } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { clock } from '../time.ts';
 
@@ -53,8 +53,6 @@ export function Keys() {
   );
 }
 
-type What = 'reach' | 'edit' | 'rotate' | 'revoke';
-
 interface KeyListProps {
   items: readonly Key[];
   changed: () => void;
@@ -62,86 +60,71 @@ interface KeyListProps {
 }
 
 function KeyList({ items, changed, reveal }: KeyListProps) {
-  const [open, setOpen] = useState<{ what: What; key: Key } | undefined>(undefined);
+  const [open, setOpen] = useState<{ what: 'reach' | 'edit'; key: Key } | undefined>(undefined);
   const close = (): void => setOpen(undefined);
+  const columns: Column<Key>[] = [
+    ['Name', (key) => <KeyName apiKey={key} reach={() => setOpen({ what: 'reach', key })} />],
+    ['May do', ({ scopes }) => <Tags of={scopes} />, 'wide'],
+    ['Machines', limitsText, 'muted'],
+    ['Last used', ({ last_used_at }) => <Ago at={last_used_at} />, 'muted'],
+    ['Expires', ({ expires_at }) => <Expiry at={expires_at} />, 'muted'],
+    [
+      actions,
+      (key) => (
+        <KeyButtons
+          apiKey={key}
+          edit={() => setOpen({ what: 'edit', key })}
+          changed={changed}
+          reveal={reveal}
+        />
+      ),
+      'row-buttons',
+    ],
+  ];
   return (
     <>
-      <List label="API keys" columns={columnsOf((what, key) => setOpen({ what, key }))} items={items} />
-      {open && (
-        <KeyDialog what={open.what} apiKey={open.key} close={close} changed={changed} reveal={reveal} />
-      )}
+      <List label="API keys" columns={columns} items={items} />
+      {open?.what === 'reach' && <KeyRights apiKey={open.key} close={close} />}
+      {open?.what === 'edit' && <KeyForm apiKey={open.key} close={close} saved={changed} />}
     </>
   );
 }
 
-const columnsOf = (open: (what: What, key: Key) => void): Column<Key>[] => [
-  [
-    'Name',
-    (key) => (
-      <>
-        <Button
-          text={key.name}
-          class="link"
-          title="Scopes and machines of this key"
-          press={() => open('reach', key)}
-        />{' '}
-        {key.id === me.value?.id && <span class="tag">you</span>}
-      </>
-    ),
-  ],
-  ['May do', ({ scopes }) => <Tags of={scopes} />, 'wide'],
-  ['Machines', limitsText, 'muted'],
-  ['Last used', ({ last_used_at }) => <Ago at={last_used_at} />, 'muted'],
-  ['Expires', ({ expires_at }) => <Expiry at={expires_at} />, 'muted'],
-  [
-    actions,
-    (key) => (
-      <>
-        <IconButton
-          icon={icons.edit}
-          label={`Change ${key.name}`}
-          title="Change"
-          press={() => open('edit', key)}
-        />
-        <IconButton
-          icon={icons.refresh}
-          label={`Replace the secret of ${key.name}`}
-          title="Replace the secret"
-          press={() => open('rotate', key)}
-        />
-        <IconButton
-          icon={icons.trash}
-          label={`Revoke ${key.name}`}
-          title="Revoke"
-          press={() => open('revoke', key)}
-        />
-      </>
-    ),
-    'row-buttons',
-  ],
-];
+function KeyName({ apiKey: { id, name }, reach }: { apiKey: Key; reach: () => void }) {
+  return (
+    <>
+      <Button text={name} class="link" title="Scopes and machines of this key" press={reach} />{' '}
+      {id === me.value?.id && <span class="tag">you</span>}
+    </>
+  );
+}
 
 function Expiry({ at }: { at: string | null }) {
   return at !== null && Date.parse(at) <= clock.value ? <State of="expired" /> : <Ago at={at} />;
 }
 
-interface KeyDialogProps extends Omit<KeyListProps, 'items'> {
-  what: What;
+interface KeyButtonsProps extends Omit<KeyListProps, 'items'> {
   apiKey: Key;
-  close: () => void;
+  edit: () => void;
 }
 
-function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
-  if (what === 'reach') return <KeyRights apiKey={apiKey} close={close} />;
-  if (what === 'edit') return <KeyForm apiKey={apiKey} close={close} saved={changed} />;
-  if (what === 'rotate') {
-    return (
-      <Confirm
-        title={`Replace the secret of ${apiKey.name}?`}
+function KeyButtons({ apiKey: { id, name }, edit, changed, reveal }: KeyButtonsProps) {
+  return (
+    <>
+      <IconButton icon={icons.edit} label={`Change ${name}`} title="Change" press={edit} />
+      <ConfirmButton
+        button={(ask) => (
+          <IconButton
+            icon={icons.refresh}
+            label={`Replace the secret of ${name}`}
+            title="Replace the secret"
+            press={ask}
+          />
+        )}
+        title={`Replace the secret of ${name}?`}
         action="Replace the secret"
-        onClose={close}
         run={async () => {
-          reveal(await client.keys.rotate({ key_id: apiKey.id }));
+          reveal(await client.keys.rotate({ key_id: id }));
           changed();
         }}
       >
@@ -149,27 +132,28 @@ function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
           The old secret is refused from now on, and other logins of the key end. The rights of the key stay
           the same.
         </p>
-      </Confirm>
-    );
-  }
-  return (
-    <Confirm
-      title={`Revoke ${apiKey.name}?`}
-      action="Revoke the key"
-      onClose={close}
-      run={async () => {
-        const { schedules, webhooks, alert_channels } = await client.keys.remove({ key_id: apiKey.id });
-        const stopped = schedules.length + webhooks.length + alert_channels.length;
-        const what = 'schedules, webhooks and alert channels that stop with it';
-        say(`${apiKey.name} is revoked${stopped > 0 ? `; ${what}: ${stopped}` : ''}`);
-        changed();
-      }}
-    >
-      <p>
-        The key is refused from now on, and its logins end. Schedules, webhooks and alert channels that were
-        made with it stop, too.
-      </p>
-      {apiKey.id === me.value?.id && <p class="bad-text">This is the key you are logged in with.</p>}
-    </Confirm>
+      </ConfirmButton>
+      <ConfirmButton
+        button={(ask) => (
+          <IconButton icon={icons.trash} label={`Revoke ${name}`} title="Revoke" press={ask} />
+        )}
+        title={`Revoke ${name}?`}
+        action="Revoke the key"
+        run={() => revoke(id, name).then(changed)}
+      >
+        <p>
+          The key is refused from now on, and its logins end. Schedules, webhooks and alert channels that were
+          made with it stop, too.
+        </p>
+        {id === me.value?.id && <p class="bad-text">This is the key you are logged in with.</p>}
+      </ConfirmButton>
+    </>
   );
+}
+
+async function revoke(id: string, name: string): Promise<void> {
+  const { schedules, webhooks, alert_channels } = await client.keys.remove({ key_id: id });
+  const stopped = schedules.length + webhooks.length + alert_channels.length;
+  const what = 'schedules, webhooks and alert channels that stop with it';
+  say(`${name} is revoked${stopped > 0 ? `; ${what}: ${stopped}` : ''}`);
 }

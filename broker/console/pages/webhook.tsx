@@ -3,7 +3,7 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { DeleteButton } from '../parts/action-buttons.tsx';
+import { ConfirmButton, DeleteButton } from '../parts/action-buttons.tsx';
 import { Button } from '../parts/button.tsx';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
 import { Icon } from '../parts/icon.tsx';
@@ -11,7 +11,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
-import { Confirm, State, Tags } from '../parts/small-components.tsx';
+import { State, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -107,7 +107,6 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
 
 /** A button that asks for confirmation, then replaces the secret of a webhook and displays the new secret. */
 function SecretButton({ webhook, changed }: { webhook: string; changed: () => void }) {
-  const [asking, setAsking] = useState(false);
   const [secret, setSecret] = useState<string | undefined>(undefined);
   const rotate = async (): Promise<void> => {
     const fresh = newSecret();
@@ -117,17 +116,14 @@ function SecretButton({ webhook, changed }: { webhook: string; changed: () => vo
   };
   return (
     <>
-      <Button icon={icons.key} text="New secret" press={() => setAsking(true)} />
-      {asking && (
-        <Confirm
-          title="Replace the secret?"
-          action="Replace the secret"
-          onClose={() => setAsking(false)}
-          run={rotate}
-        >
-          <p>The new secret signs all deliveries from now on. Set it at the receiver at once.</p>
-        </Confirm>
-      )}
+      <ConfirmButton
+        button={(ask) => <Button icon={icons.key} text="New secret" press={ask} />}
+        title="Replace the secret?"
+        action="Replace the secret"
+        run={rotate}
+      >
+        <p>The new secret signs all deliveries from now on. Set it at the receiver at once.</p>
+      </ConfirmButton>
       {secret !== undefined && (
         <Secret title="The new secret" secret={secret} close={() => setSecret(undefined)} />
       )}

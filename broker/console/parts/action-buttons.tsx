@@ -1,5 +1,6 @@
-// Buttons that several pages use: to create an object, to run a command, to cancel a command or batch that runs, and to
-// delete an object.
+// Buttons that several pages use: to create an object, to run a command, and to cancel or delete something after a
+// confirmation.
+import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { may } from '../login-session.ts';
 import { to } from '../router.ts';
@@ -31,6 +32,22 @@ export function RunButton({ query = '' }: { query?: string }) {
   return <ButtonLink icon={play} text="Run a command" class="primary" href={to('/run') + query} />;
 }
 
+interface ConfirmButtonProps extends Omit<ConfirmProps, 'onClose'> {
+  /** Draws the button. `ask` opens the dialog. */
+  button: (ask: () => void) => ComponentChildren;
+}
+
+/** A button that does something after the user has confirmed it. */
+export function ConfirmButton({ button, ...confirm }: ConfirmButtonProps) {
+  const [asking, setAsking] = useState(false);
+  return (
+    <>
+      {button(() => setAsking(true))}
+      {asking && <Confirm {...confirm} onClose={() => setAsking(false)} />}
+    </>
+  );
+}
+
 interface CancelButtonProps {
   /** The kind of thing to cancel, such as `command`. */
   what: string;
@@ -41,34 +58,28 @@ interface CancelButtonProps {
 
 /** A button that cancels something that runs, after the user has confirmed it. */
 export function CancelButton({ what, text, run }: CancelButtonProps) {
-  const [asking, setAsking] = useState(false);
   return (
-    <>
-      <Button icon={stop} text="Cancel" class="danger" press={() => setAsking(true)} />
-      {asking && (
-        <Confirm
-          title={`Cancel this ${what}?`}
-          action={`Cancel the ${what}`}
-          onClose={() => setAsking(false)}
-          run={run}
-        >
-          <p>{text}</p>
-        </Confirm>
-      )}
-    </>
+    <ConfirmButton
+      button={(ask) => <Button icon={stop} text="Cancel" class="danger" press={ask} />}
+      title={`Cancel this ${what}?`}
+      action={`Cancel the ${what}`}
+      run={run}
+    >
+      <p>{text}</p>
+    </ConfirmButton>
   );
 }
 
+interface DeleteButtonProps extends Omit<ConfirmProps, 'onClose'> {
+  label?: string;
+}
+
 /** A button that deletes an object, after the user has confirmed it. */
-export function DeleteButton({
-  label = 'Delete',
-  ...confirm
-}: Omit<ConfirmProps, 'onClose'> & { label?: string }) {
-  const [asking, setAsking] = useState(false);
+export function DeleteButton({ label = 'Delete', ...confirm }: DeleteButtonProps) {
   return (
-    <>
-      <IconButton icon={trash} label={label} class="danger" press={() => setAsking(true)} />
-      {asking && <Confirm {...confirm} onClose={() => setAsking(false)} />}
-    </>
+    <ConfirmButton
+      button={(ask) => <IconButton icon={trash} label={label} class="danger" press={ask} />}
+      {...confirm}
+    />
   );
 }
