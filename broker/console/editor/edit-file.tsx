@@ -10,7 +10,7 @@ import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Confirm } from '../parts/small-components.tsx';
 import { say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { guardLeaving, type Params, setQuery } from '../router.ts';
+import { guardLeaving, setQuery } from '../router.ts';
 import type { CodeEditor } from './code-editor.ts';
 import { diffOf } from './diff.ts';
 
@@ -50,7 +50,7 @@ async function saveFile(
   return saved;
 }
 
-export function EditFile({ params: { machine = '', path = '' } }: { params: Params }) {
+export function EditFile({ machine, path }: { machine: string; path: string }) {
   const version = useData((signal) => readFile(machine, path, signal), [machine, path], null);
   return (
     <div class="editor-page">

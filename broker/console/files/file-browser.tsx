@@ -11,7 +11,7 @@ import { SearchField } from '../parts/search-field.tsx';
 import { Choice, Confirm } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { choiceIn, type Params, place } from '../router.ts';
+import { choiceIn, place } from '../router.ts';
 import { EntryList } from './entry-list.tsx';
 import { Names, NewFolder } from './file-dialogs.tsx';
 import { crumbsOf, goToPath, parentOf } from './paths.ts';
@@ -36,7 +36,7 @@ const mostAtFirst = 1_000;
  */
 const mostListed = 10_000;
 
-export function Files({ params: { machine = '', status } }: { params: Params }) {
+export function Files({ machine, status }: { machine: string; status: string }) {
   const { query } = place.value;
   const path = query.get('path') ?? '';
   const editing = query.get('edit');
@@ -56,7 +56,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
     if (arrived > 0) listing.reload();
   }, [arrived]);
   if (status !== 'online' && listing.data === undefined && listing.error !== undefined) return <Offline />;
-  if (editing !== null) return <EditFile params={{ machine, path: editing }} />;
+  if (editing !== null) return <EditFile machine={machine} path={editing} />;
   return (
     <div class="files">
       <Toolbar

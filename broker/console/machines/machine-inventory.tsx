@@ -11,12 +11,12 @@ import { SearchField } from '../parts/search-field.tsx';
 import { Ago, Card, Fact, More, useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { type Params, place } from '../router.ts';
+import { place } from '../router.ts';
 import { bytesText } from '../time.ts';
 
 type Inventory = Awaited<ReturnType<typeof client.inventory.get>>;
 
-export function MachineInventory({ params: { machine = '', status } }: { params: Params }) {
+export function MachineInventory({ machine, status }: { machine: string; status: string }) {
   const inventory = useData(
     (signal) => client.inventory.get({ machine_id: machine }, { signal }),
     [machine],

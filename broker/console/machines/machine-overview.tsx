@@ -8,11 +8,11 @@ import { Chart } from '../parts/chart.tsx';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Ago, Card, Choice, Fact } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
-import { choiceIn, type Params } from '../router.ts';
+import { choiceIn } from '../router.ts';
 import { bytesText, durationText, every, hourMs, now } from '../time.ts';
 
 type Metrics = Awaited<ReturnType<typeof client.machines.metrics>>;
-type Detail = Awaited<ReturnType<typeof client.machines.get>>;
+export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
 type Status = Awaited<ReturnType<typeof client.machines.status>>;
 
 const ranges = [
@@ -23,21 +23,18 @@ const ranges = [
 ] as const;
 const metricsEveryMs = 60_000;
 
-export function Overview({ params: { machine = '' } }: { params: Params }) {
+export function Overview({ machine }: { machine: MachineDetail }) {
+  const { id } = machine;
   const choice = choiceIn('range', ranges, '6');
   const range = choice.value;
   const since = new Date(now() - Number(range) * hourMs);
   const metrics = useData(
-    (signal) => client.machines.metrics({ machine_id: machine, since }, { signal }),
-    [machine, range],
+    (signal) => client.machines.metrics({ machine_id: id, since }, { signal }),
+    [id, range],
   );
-  const status = useData((signal) => client.machines.status({ machine_id: machine }, { signal }), [machine]);
-  const detail = useData((signal) => client.machines.get({ machine_id: machine }, { signal }), [machine]);
+  const status = useData((signal) => client.machines.status({ machine_id: id }, { signal }), [id]);
   useTopic('machines');
-  useEffect(
-    () => listen(({ machines }) => machines?.some(({ id }) => id === machine) && status.reload()),
-    [machine],
-  );
+  useEffect(() => listen(({ machines }) => machines?.some((one) => one.id === id) && status.reload()), [id]);
   useEffect(() => every(metricsEveryMs, metrics.reload), [metrics.reload]);
   return (
     <div class="overview">
@@ -53,7 +50,7 @@ export function Overview({ params: { machine = '' } }: { params: Params }) {
           <Show of={status}>{(data) => <Now status={data} />}</Show>
         </Card>
         <Card title="Machine">
-          <Show of={detail}>{(data) => <Facts of={data} />}</Show>
+          <Facts of={machine} />
         </Card>
         {status.data && <Disks disks={status.data.disks} />}
       </div>
@@ -61,7 +58,7 @@ export function Overview({ params: { machine = '' } }: { params: Params }) {
   );
 }
 
-function Facts({ of }: { of: Detail }) {
+function Facts({ of }: { of: MachineDetail }) {
   return (
     <dl class="facts">
       <Fact name="Host name">{of.hostname}</Fact>

@@ -8,6 +8,7 @@ import { may } from '../login-session.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { MachineInventory } from '../machines/machine-inventory.tsx';
+import type { MachineDetail } from '../machines/machine-overview.tsx';
 import { DeleteButton } from '../parts/action-buttons.tsx';
 import { Button, ButtonLink } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';
@@ -21,8 +22,6 @@ import { Ago, State, type Tab, Tabs, Tags } from '../parts/small-components.tsx'
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
-
-type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
 
 const Overview = later(async () => (await import('../machines/machine-overview.tsx')).Overview);
 const Terminals = later(async () => (await import('../terminal/terminals.tsx')).Terminals);
@@ -126,14 +125,14 @@ function Beside({ machine: { status, last_seen, tags } }: { machine: MachineDeta
 }
 
 function TabBody({ machine, tab, params }: { machine: MachineDetail; tab: string; params: Params }) {
-  const given = { ...params, machine: machine.id, status: machine.status };
-  if (tab === 'terminals') return <Terminals params={given} />;
-  if (tab === 'files') return <Files params={given} />;
-  if (tab === 'commands') return <MachineCommands machine={machine.id} />;
-  if (tab === 'schedules') return <MachineSchedules machine={machine.id} />;
-  if (tab === 'inventory') return <MachineInventory params={given} />;
-  if (tab === 'activity') return <MachineActivity machine={machine.id} />;
-  return <Overview params={given} />;
+  const { id, status } = machine;
+  if (tab === 'terminals') return <Terminals machine={id} item={params.item} status={status} />;
+  if (tab === 'files') return <Files machine={id} status={status} />;
+  if (tab === 'commands') return <MachineCommands machine={id} />;
+  if (tab === 'schedules') return <MachineSchedules machine={id} />;
+  if (tab === 'inventory') return <MachineInventory machine={id} status={status} />;
+  if (tab === 'activity') return <MachineActivity machine={id} />;
+  return <Overview machine={machine} />;
 }
 
 function Actions({ machine, reload }: { machine: MachineDetail; reload: () => void }) {

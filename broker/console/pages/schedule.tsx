@@ -17,12 +17,11 @@ import { Ago, OnOff, State, Tabs, Tags } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
-import { rulesOf, subjectOf } from '../schedules/schedule-draft.ts';
+import { type Detail, rulesOf, subjectOf } from '../schedules/schedule-draft.ts';
 import { ScheduleForm } from '../schedules/schedule-form.tsx';
 import { mayWrite, useRunNow, When, writeScopes } from '../schedules/schedule-list.tsx';
 import { durationText } from '../time.ts';
 
-type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 type Run = Awaited<ReturnType<typeof client.schedules.history>>['items'][number];
 
 export function Schedule({ params: { schedule = '', tab = 'history' } }: { params: Params }) {

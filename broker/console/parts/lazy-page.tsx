@@ -1,23 +1,22 @@
 // Loads the script of a page or tab when it is first opened.
-import { createElement } from 'preact';
+import { type ComponentType, createElement } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
-import type { Page, Params } from '../router.ts';
 import { Failed, Placeholder } from './loading-failed-or-empty.tsx';
 
-/** A page whose script is loaded when it is first opened. */
-export function later(load: () => Promise<Page>): Page {
-  let loaded: Page | undefined;
-  return function Later(props: { params: Params }) {
-    const [page, setPage] = useState<{ of: Page } | undefined>(loaded && { of: loaded });
+/** A component whose script is loaded when it is first drawn. */
+export function later<P extends object>(load: () => Promise<ComponentType<P>>): ComponentType<P> {
+  let loaded: ComponentType<P> | undefined;
+  return function Later(props: P) {
+    const [component, setComponent] = useState(() => loaded);
     const [error, setError] = useState<unknown>(undefined);
     useEffect(() => {
-      if (page) return;
+      if (component) return;
       load().then((arrived) => {
         loaded = arrived;
-        setPage({ of: arrived });
+        setComponent(() => arrived);
       }, setError);
-    }, [page]);
+    }, [component]);
     if (error !== undefined) return <Failed error={error} retry={() => location.reload()} />;
-    return page ? createElement(page.of, props) : <Placeholder />;
+    return component ? createElement(component, props) : <Placeholder />;
   };
 }

@@ -9,7 +9,7 @@ import { Empty, Placeholder, Show } from '../parts/loading-failed-or-empty.tsx';
 import { useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, type Params, to } from '../router.ts';
+import { go, to } from '../router.ts';
 import { relativeText } from '../time.ts';
 import { TerminalView } from './terminal-view.tsx';
 
@@ -18,7 +18,14 @@ type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number]
 /** Milliseconds that a terminal stays open after its machine has lost the connection to the broker. */
 const graceMs = 600_000;
 
-export function Terminals({ params: { machine = '', item, status } }: { params: Params }) {
+interface TerminalsProps {
+  machine: string;
+  /** The id of the open session; undefined to open the first one. */
+  item: string | undefined;
+  status: string;
+}
+
+export function Terminals({ machine, item, status }: TerminalsProps) {
   const sessions = useData(
     async (signal) => {
       const { items } = await client.sessions.list({ machine_id: machine, limit: 100 }, { signal });
@@ -68,7 +75,7 @@ export function Terminals({ params: { machine = '', item, status } }: { params: 
 }
 
 interface NoTerminalsProps {
-  status: string | undefined;
+  status: string;
   canOpen: boolean;
   busy: boolean;
   open: () => void;
