@@ -6,7 +6,7 @@ import { MachineLink } from '../machines/names.tsx';
 import { Button } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';
 import { FormDialog } from '../parts/form-dialog.tsx';
-import { actions, type Column, List } from '../parts/paged-list.tsx';
+import { actions, type Column, List, twoLines } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
@@ -29,16 +29,11 @@ export function AlertList({ items, reload }: AlertListProps) {
 
 const columnsOf = (acknowledge: (alert: Alert) => void): Column<Alert>[] => [
   ['Status', ({ status }) => <State of={status} />],
-  [
+  twoLines(
     'Alert',
-    (alert) => (
-      <>
-        <span>{alert.message}</span>
-        <span class="muted small">{detailsOf(alert).join(' · ')}</span>
-      </>
-    ),
-    'wide two-lines',
-  ],
+    ({ message }) => <span>{message}</span>,
+    (alert) => detailsOf(alert).join(' · '),
+  ),
   ['About', (alert) => <Subject alert={alert} />],
   [
     'Since',

@@ -10,7 +10,7 @@ import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
-import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
+import { actions, type Column, List, LongList, twoLines } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
@@ -64,7 +64,7 @@ export function WindowList() {
 }
 
 const columnsOf = (changed: () => void): Column<Window>[] => [
-  ['Window', (window) => <NameAndTime window={window} />, 'wide two-lines'],
+  twoLines('Window', ({ name }) => <span>{name}</span>, timesOf),
   ['Machines', limitsText, 'muted'],
   ['State', (window) => <WindowState window={window} />],
   [
@@ -90,20 +90,11 @@ const columnsOf = (changed: () => void): Column<Window>[] => [
   ],
 ];
 
-function NameAndTime({ window }: { window: Window }) {
-  const { name, starts_at, ends_at, cron, timezone, duration } = window;
+function timesOf({ starts_at, ends_at, cron, timezone, duration }: Window) {
+  if (cron === null) return `${fullTime(starts_at ?? '')} to ${fullTime(ends_at ?? '')}`;
   return (
     <>
-      <span>{name}</span>
-      <span class="muted small">
-        {cron === null ? (
-          `${fullTime(starts_at ?? '')} to ${fullTime(ends_at ?? '')}`
-        ) : (
-          <>
-            <code>{cron}</code> {timezone}, for {durationText(duration ?? 0)}
-          </>
-        )}
-      </span>
+      <code>{cron}</code> {timezone}, for {durationText(duration ?? 0)}
     </>
   );
 }

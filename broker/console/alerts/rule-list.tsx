@@ -7,7 +7,7 @@ import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
-import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
+import { actions, type Column, List, LongList, twoLines } from '../parts/paged-list.tsx';
 import { OnOff } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { RuleForm } from './rule-form.tsx';
@@ -19,16 +19,7 @@ export function RuleList() {
   const [round, setRound] = useState(0);
   const changed = (): void => setRound((before) => before + 1);
   const columns: Column<Rule>[] = [
-    [
-      'Rule',
-      (rule) => (
-        <>
-          <span>{rule.name}</span>
-          <span class="muted small">{ruleText(rule)}</span>
-        </>
-      ),
-      'wide two-lines',
-    ],
+    twoLines('Rule', ({ name }) => <span>{name}</span>, ruleText),
     ['Machines', (rule) => !isExpiring(rule.kind) && limitsText(rule), 'muted'],
     ['State', ({ enabled }) => <OnOff enabled={enabled} />],
     [

@@ -16,7 +16,7 @@ import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List } from '../parts/paged-list.tsx';
+import { type Column, List, twoLines } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
@@ -117,16 +117,11 @@ function Detail({ saved }: { saved: SavedCommand }) {
 
 const columns: Column<Parameter>[] = [
   ['Parameter', ({ name }) => <code>{name}</code>],
-  [
+  twoLines(
     'Value',
-    (parameter) => (
-      <>
-        <span>{allowedText(parameter)}</span>
-        {parameter.description && <span class="muted small">{parameter.description}</span>}
-      </>
-    ),
-    'wide two-lines',
-  ],
+    (parameter) => <span>{allowedText(parameter)}</span>,
+    ({ description }) => description,
+  ),
   [
     'Default',
     ({ default: byDefault, required }) => {

@@ -8,7 +8,7 @@ import { ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
+import { actions, type Column, List, LongList, twoLines } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
@@ -39,16 +39,11 @@ export function SavedCommands() {
 
 const columns: Column<SavedCommand>[] = [
   ['Name', ({ id, name }) => <a href={to('/saved-commands', id)}>{name}</a>],
-  [
+  twoLines(
     'Command',
-    ({ argv, description }) => (
-      <>
-        <span class="mono">{argvText(argv)}</span>
-        {description && <span class="muted small">{description}</span>}
-      </>
-    ),
-    'wide two-lines',
-  ],
+    ({ argv }) => <span class="mono">{argvText(argv)}</span>,
+    ({ description }) => description,
+  ),
   ['Changed', ({ updated_at }) => <Ago at={updated_at} />, 'muted'],
   [
     actions,

@@ -6,7 +6,7 @@ import { CancelButton } from '../parts/action-buttons.tsx';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List, LongList } from '../parts/paged-list.tsx';
+import { type Column, List, LongList, twoLines } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { useData } from '../parts/use-data.ts';
@@ -149,26 +149,18 @@ function Machines({ id }: { id: string }) {
 }
 
 const columns: Column<Machine>[] = [
-  ['Machine', (machine) => <MachineAndReason machine={machine} />, 'wide two-lines'],
+  twoLines('Machine', nameOf, reasonOf),
   ['Status', ({ status }) => <State of={status} />],
   ['Wave', ({ wave }) => wave !== null && wave > 0 && wave, 'right number'],
   ['From', ({ from_version }) => from_version, 'muted'],
 ];
 
-function MachineAndReason({ machine }: { machine: Machine }) {
-  const { machine_id, machine_name, status, message, commands, reason } = machine;
-  const why =
-    status === 'busy' && commands !== null
-      ? `waits for ${commands} commands and terminals`
-      : (message ?? reason?.replaceAll('_', ' '));
-  return (
-    <>
-      {machine_name === '' ? (
-        <span class="muted">removed</span>
-      ) : (
-        <a href={to('/machines', machine_id)}>{machine_name}</a>
-      )}
-      {why && <span class="muted small">{why}</span>}
-    </>
-  );
+function nameOf({ machine_id, machine_name }: Machine) {
+  if (machine_name === '') return <span class="muted">removed</span>;
+  return <a href={to('/machines', machine_id)}>{machine_name}</a>;
+}
+
+function reasonOf({ status, message, commands, reason }: Machine): string | undefined {
+  if (status === 'busy' && commands !== null) return `waits for ${commands} commands and terminals`;
+  return message ?? reason?.replaceAll('_', ' ');
 }

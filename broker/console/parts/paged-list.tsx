@@ -117,6 +117,25 @@ export type Column<T> = readonly [
   tooltip?: (item: T) => string,
 ];
 
+/** A wide column with two lines: an element, and a small text below it, which is left out if it is empty. */
+export const twoLines = <T,>(
+  title: string,
+  first: (item: T) => ComponentChildren,
+  below: (item: T) => ComponentChildren,
+): Column<T> => [
+  title,
+  (item) => (
+    <>
+      {first(item)}
+      <SmallLine text={below(item)} />
+    </>
+  ),
+  'wide two-lines',
+];
+
+const SmallLine = ({ text }: { text: ComponentChildren }) =>
+  text ? <span class="muted small">{text}</span> : null;
+
 /** The title of a column of buttons. Only screen readers read it; it is not displayed. */
 export const actions = <span class="only-read">Actions</span>;
 
