@@ -155,14 +155,13 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   );
 }
 
-function SettingFields({ draft, set, bind }: Editing<Draft>) {
+function SettingFields({ bind }: Editing<Draft>) {
   return (
     <div class="fields">
       <WhereFields cwd={bind('cwd')} user={bind('user')} />
       <TextField
         label="Timeout in seconds"
-        value={draft.timeout}
-        change={(text) => set({ timeout: text.trim() })}
+        {...bind('timeout')}
         hint="After this time the command is killed with all its processes"
         numeric
       />

@@ -32,21 +32,10 @@ interface Options {
   input: boolean;
 }
 
-const nothing: Options = {
-  cwd: '',
-  user: '',
-  timeout: '',
-  concurrency: '',
-  failures: '',
-  queue: false,
-  stdin: '',
-  input: false,
-};
-
 /** Returns the number in a field; undefined if the field is empty. Throws if the text is not a whole number. */
 function numberOf(text: string, name: string): number | undefined {
-  if (text.trim() === '') return undefined;
-  if (!/^\d+$/.test(text.trim())) throw new Error(`${name} must be a whole number`);
+  if (text === '') return undefined;
+  if (!/^\d+$/.test(text)) throw new Error(`${name} must be a whole number`);
   return Number(text);
 }
 
@@ -90,8 +79,14 @@ export function Run() {
   const targets = useDraft<Targets>({ by: given ? 'tags' : 'machines', tags: given });
   const { by, tags } = targets.draft;
   const form = useDraft<Options>(() => ({
-    ...nothing,
-    ...Object.fromEntries(['cwd', 'user'].map((name) => [name, query.get(name) ?? ''])),
+    cwd: query.get('cwd') ?? '',
+    user: query.get('user') ?? '',
+    timeout: '',
+    concurrency: '',
+    failures: '',
+    queue: false,
+    stdin: '',
+    input: false,
   }));
   const { draft: what, set: setWhat } = useDraft<WhatToRun>({
     by: query.get('saved') ? 'saved' : 'line',

@@ -37,6 +37,7 @@ interface TextProps {
   placeholder?: string;
   /** True if the text is hidden by dots. */
   secret?: boolean;
+  /** True for a number. Spaces around it are left out. */
   numeric?: boolean;
   /** True if the field chooses a date and a time. Its value then has the form of `datetime-local`. */
   time?: boolean;
@@ -71,7 +72,7 @@ export function TextField(props: TextProps) {
           ref: autoFocus ? focusOnce : null,
         };
         const onInput = ({ currentTarget }: { currentTarget: { value: string } }): void =>
-          change(currentTarget.value);
+          change(numeric ? currentTarget.value.trim() : currentTarget.value);
         if (rows !== undefined) return <textarea {...shared} rows={rows} onInput={onInput} />;
         if (secret) return <input {...shared} type="password" onInput={onInput} />;
         if (time) return <input {...shared} type="datetime-local" onInput={onInput} />;

@@ -140,7 +140,7 @@ function TimeFields({ draft: { cron, timezone }, bind }: Editing<Rules>) {
   );
 }
 
-function ChangeFields({ draft: { settle, catch_up }, set, bind }: Editing<Rules>) {
+function ChangeFields({ draft: { catch_up }, set, bind }: Editing<Rules>) {
   return (
     <>
       <TextField
@@ -158,8 +158,7 @@ function ChangeFields({ draft: { settle, catch_up }, set, bind }: Editing<Rules>
       <div class="fields">
         <TextField
           label="Run after this many seconds without a change"
-          value={settle}
-          change={(text) => set({ settle: text.trim() })}
+          {...bind('settle')}
           hint="If the changes do not stop, the command runs after ten times this number of seconds"
           numeric
           required

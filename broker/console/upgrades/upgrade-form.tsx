@@ -79,7 +79,7 @@ export function UpgradeForm() {
   );
 }
 
-function PlanFields({ draft: { version, wave, failures }, set, bind }: Editing<Plan>) {
+function PlanFields({ draft: { version, wave }, set, bind }: Editing<Plan>) {
   return (
     <div class="fields">
       <TextField
@@ -99,8 +99,7 @@ function PlanFields({ draft: { version, wave, failures }, set, bind }: Editing<P
       <SelectField label="Pause between waves" {...bind('pause')} options={pauses} />
       <TextField
         label="Allowed failures"
-        value={failures}
-        change={(text) => set({ failures: text.trim() })}
+        {...bind('failures')}
         hint="The upgrade stops when more machines than this number have failed"
         numeric
         required

@@ -1,8 +1,7 @@
 // The form of a webhook: URL, events and secret.
-import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { CheckFields, TextField } from '../parts/form.tsx';
-import { FormDialog } from '../parts/form-dialog.tsx';
+import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
 
 type Webhook = Awaited<ReturnType<typeof client.webhooks.get>>;
 type Pattern = NonNullable<Parameters<typeof client.webhooks.create>[0]>['events'][number];
@@ -25,9 +24,12 @@ interface WebhookFormProps {
 }
 
 export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
-  const [url, setUrl] = useState(webhook?.url ?? '');
-  const [secret, setSecret] = useState('');
-  const [events, setEvents] = useState<readonly string[]>(webhook?.events ?? ['machine.*', 'command.failed']);
+  const { draft, bind } = useDraft<{ url: string; secret: string; events: readonly string[] }>({
+    url: webhook?.url ?? '',
+    secret: '',
+    events: webhook?.events ?? ['machine.*', 'command.failed'],
+  });
+  const { url, secret, events } = draft;
   const others = events.filter((pattern) => !choices.some(([known]) => known === pattern));
   const save = async (): Promise<string> => {
     // The cast is safe: the patterns are those above, or came from the broker.
@@ -49,8 +51,7 @@ export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
     >
       <TextField
         label="Address"
-        value={url}
-        change={setUrl}
+        {...bind('url')}
         placeholder="https://example.org/hooks"
         required
         autoFocus
@@ -59,14 +60,12 @@ export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
         <legend>Events</legend>
         <CheckFields
           options={[...choices, ...others.map((pattern) => [pattern, pattern] as const)]}
-          value={events}
-          change={setEvents}
+          {...bind('events')}
         />
       </fieldset>
       <TextField
         label={webhook ? 'New secret' : 'Secret'}
-        value={secret}
-        change={setSecret}
+        {...bind('secret')}
         secret
         hint={`Signs each delivery, so that the receiver can check it${webhook ? '; leave the field empty to keep the present secret' : ''}`}
       />
