@@ -56,8 +56,8 @@ export function UpgradeForm() {
         run={async () => {
           const { id } = await client.upgrades.create({
             ...(by === 'tags' ? { tags: wantedTags } : { machine_ids: ids }),
-            ...(version && { version }),
-            wave,
+            ...(version.trim() && { version: version.trim() }),
+            wave: wave.trim(),
             pause: Number(pause) * minuteMs,
             max_failures: Number(failures),
             running,
@@ -79,23 +79,16 @@ export function UpgradeForm() {
   );
 }
 
-function PlanFields({ draft: { version, wave }, set, bind }: Editing<Plan>) {
+function PlanFields({ bind }: Editing<Plan>) {
   return (
     <div class="fields">
       <TextField
         label="Version"
-        value={version}
-        change={(text) => set({ version: text.trim() })}
+        {...bind('version')}
         placeholder="the broker’s version"
         hint="May also be older than the version on the machines"
       />
-      <TextField
-        label="Machines per wave"
-        value={wave}
-        change={(text) => set({ wave: text.trim() })}
-        hint="A number, or a percentage"
-        required
-      />
+      <TextField label="Machines per wave" {...bind('wave')} hint="A number, or a percentage" required />
       <SelectField label="Pause between waves" {...bind('pause')} options={pauses} />
       <TextField
         label="Allowed failures"
