@@ -21,6 +21,7 @@ export function ChannelList() {
       <LongList
         read={(paging, signal) => client.alertChannels.list({ sort: 'name', ...paging }, { signal })}
         when={({ type }) => type.startsWith('alert.')}
+        button={newButton}
         empty={
           <Empty icon={icons.webhooks} title="No channel sends alerts yet">
             <p>A channel sends alerts to Slack, Discord, ntfy, e-mail or a webhook of yours.</p>
@@ -28,12 +29,7 @@ export function ChannelList() {
           </Empty>
         }
       >
-        {(items) => (
-          <>
-            <div class="filters">{newButton}</div>
-            <List label="Channels" columns={columns} items={items} />
-          </>
-        )}
+        {(items) => <List label="Channels" columns={columns} items={items} />}
       </LongList>
       {creating && (
         <ChannelForm close={() => setCreating(false)} saved={(id) => go(to('/alerts/channels', id))} />

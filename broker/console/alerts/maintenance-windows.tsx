@@ -37,6 +37,7 @@ export function WindowList() {
       <LongList
         read={(paging, signal) => client.maintenanceWindows.list({ ...paging }, { signal })}
         version={round}
+        button={newButton}
         empty={
           <Empty icon={icons.maintenance} title="No maintenance is planned">
             <p>
@@ -47,12 +48,7 @@ export function WindowList() {
           </Empty>
         }
       >
-        {(items) => (
-          <>
-            <div class="filters">{newButton}</div>
-            <List label="Maintenance windows" columns={columnsOf(changed)} items={items} />
-          </>
-        )}
+        {(items) => <List label="Maintenance windows" columns={columnsOf(changed)} items={items} />}
       </LongList>
       {(creating || forMachine !== '') && (
         <WithScopes scopes={['webhooks:write']}>

@@ -37,6 +37,7 @@ export function RuleList() {
       <LongList
         read={(paging, signal) => client.alertRules.list({ sort: 'name', ...paging }, { signal })}
         version={round}
+        button={newButton}
         empty={
           <Empty icon={icons.alerts} title="Nothing is watched yet">
             <p>
@@ -46,12 +47,7 @@ export function RuleList() {
           </Empty>
         }
       >
-        {(items) => (
-          <>
-            <div class="filters">{newButton}</div>
-            <List label="Rules" columns={columns} items={items} />
-          </>
-        )}
+        {(items) => <List label="Rules" columns={columns} items={items} />}
       </LongList>
       {edited && (
         <RuleForm

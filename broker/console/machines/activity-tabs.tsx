@@ -60,6 +60,7 @@ export function MachineSchedules({ machine }: { machine: string }) {
       }
       inputs={[machine]}
       when={isNews}
+      button={newButton}
       empty={
         <Empty icon={icons.schedules} title="Nothing is scheduled on this machine">
           <p>
@@ -69,12 +70,7 @@ export function MachineSchedules({ machine }: { machine: string }) {
         </Empty>
       }
     >
-      {(items, reload) => (
-        <>
-          <div class="filters">{newButton}</div>
-          <ScheduleList items={items} reload={reload} />
-        </>
-      )}
+      {(items, reload) => <ScheduleList items={items} reload={reload} />}
     </LongList>
   );
 }

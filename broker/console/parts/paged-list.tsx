@@ -24,6 +24,8 @@ interface LongListProps<T> {
   topic?: 'commands';
   /** The text of an empty list. */
   empty: ComponentChildren;
+  /** A button above the list. An empty list has it in its text. */
+  button?: ComponentChildren;
   children: (items: readonly T[], reload: () => void) => ComponentChildren;
 }
 
@@ -36,6 +38,7 @@ export function LongList<T extends { id: string }>({
   when,
   topic,
   empty,
+  button,
   children,
 }: LongListProps<T>) {
   const [further, setFurther] = useState<readonly T[]>([]);
@@ -76,11 +79,10 @@ export function LongList<T extends { id: string }>({
     <Show of={first}>
       {({ items, total }) => {
         if (total === 0) return empty;
-        // An item can occur in two pages, because the pages are loaded at different times.
-        const seen = new Set(items.map(({ id }) => id));
-        const all = [...items, ...further.filter(({ id }) => !seen.has(id) && seen.add(id))];
+        const all = withoutRepeats([...items, ...further]);
         return (
           <>
+            {button && <div class="filters">{button}</div>}
             {children(all, () => void attempt(reload))}
             <More count={all.length} of={total} more={() => void attempt(() => more(all.length))} />
           </>
@@ -88,6 +90,12 @@ export function LongList<T extends { id: string }>({
       }}
     </Show>
   );
+}
+
+/** Keeps the first of equal items. An item can occur in two pages, because they are loaded at different times. */
+function withoutRepeats<T extends { id: string }>(items: readonly T[]): T[] {
+  const seen = new Set<string>();
+  return items.filter(({ id }) => !seen.has(id) && seen.add(id));
 }
 
 /**
