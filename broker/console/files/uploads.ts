@@ -27,7 +27,10 @@ export interface Upload {
 let all: Upload[] = [];
 /** A copy of `all` for the pages to display. It is replaced soon after each change. */
 export const uploads = signal<readonly Upload[]>([]);
-/** A counter that changes when uploads have ended. Open folders then load their list again. */
+/**
+ * A counter that changes when the last upload has ended. Open folders then load their list again at once. While further
+ * files are sent, events of the broker make them load it.
+ */
 export const arrivals = signal(0);
 
 /**
@@ -37,8 +40,6 @@ export const arrivals = signal(0);
 const atOnce = 4;
 /** Milliseconds from a change until pages display it. They display all changes made in this time together. */
 const showMs = 30;
-/** Milliseconds between two loads of an open folder's list of entries while many small files are uploaded. */
-const betweenListings = 2_000;
 const running = new Set<XMLHttpRequest>();
 let lastId = 0;
 
@@ -107,20 +108,6 @@ function next(): void {
   show();
 }
 
-const listNow = (): void => {
-  arrivals.value += 1;
-};
-const listSoon = soon(betweenListings, listNow);
-
-/** Makes open folders load their list again: at once after the last upload, otherwise at intervals. */
-function listAgain(): void {
-  if (running.size > 0) listSoon();
-  else {
-    listSoon.cancel();
-    listNow();
-  }
-}
-
 /** Sends a file with XMLHttpRequest, because fetch() does not report the progress of an upload. */
 function send(upload: Upload): void {
   const { machine, path, file, replace } = upload;
@@ -135,7 +122,7 @@ function send(upload: Upload): void {
     running.delete(request);
     change(upload, changes);
     next();
-    listAgain();
+    if (running.size === 0) arrivals.value += 1;
   };
   request.addEventListener('load', () => {
     if (request.status < 300) end({ state: 'done', sent: file.size });
