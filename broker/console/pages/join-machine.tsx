@@ -23,26 +23,16 @@ type Token = Awaited<ReturnType<typeof client.joinTokens.create>>;
 export function Join() {
   const [token, setToken] = useState<Token | undefined>(undefined);
   const [round, setRound] = useState(0);
+  const changed = (): void => setRound(round + 1);
+  const show = (next: Token | undefined): void => {
+    setToken(next);
+    changed();
+  };
   return (
     <Page title="Join a machine" above={[{ text: 'Machines', href: to('/machines') }]}>
       <div class="narrow stack">
-        {token ? (
-          <Waiting
-            token={token}
-            again={() => {
-              setToken(undefined);
-              setRound(round + 1);
-            }}
-          />
-        ) : (
-          <NewToken
-            created={(made) => {
-              setToken(made);
-              setRound(round + 1);
-            }}
-          />
-        )}
-        <Tokens round={round} changed={() => setRound(round + 1)} />
+        {token ? <Waiting token={token} again={() => show(undefined)} /> : <NewToken created={show} />}
+        <Tokens round={round} changed={changed} />
       </div>
     </Page>
   );
