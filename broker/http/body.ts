@@ -8,6 +8,7 @@ import type { IncomingHttpHeaders, IncomingMessage } from 'node:http';
 import { join } from 'node:path';
 import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
+import type { Context } from 'koa';
 import getRawBody from 'raw-body';
 import type { Content } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
@@ -40,11 +41,13 @@ export interface JsonBody {
  * Throws invalid_request, payload_too_large or unavailable.
  */
 export async function parseJsonBody(
-  request: IncomingMessage,
+  ctx: Context,
   limit: number,
   quota: Quota,
   over: AbortSignal,
 ): Promise<JsonBody | undefined> {
+  sendContinue(ctx);
+  const { req: request } = ctx;
   const length = request.headers['content-length'];
   if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
     return undefined;
@@ -61,6 +64,11 @@ export async function parseJsonBody(
     })
     .finally(tooSlow);
   return bytes.length === 0 ? undefined : { bytes, value: parse(bytes, request.headers) };
+}
+
+/** A client that sent Expect: 100-continue sends the body only after this answer (RFC 9110 section 10.1.1). */
+function sendContinue({ req, res }: Context): void {
+  if (req.headers.expect?.toLowerCase() === '100-continue') res.writeContinue();
 }
 
 /** Parses a body as JSON. If its type is declared, the type must be JSON. The body must not be compressed. */
@@ -126,18 +134,17 @@ const invalid = (message: string): AppError => new AppError('invalid_request', m
 const cutOff = (): AppError =>
   invalid('the body was cut off before its end, and nothing was changed: send the request again');
 
-/** Reads a raw body until the request is over; `begin` is called before the first read. */
-export async function* bytesOf(
-  request: IncomingMessage,
-  over: AbortSignal,
-  begin: () => void,
-): AsyncGenerator<Uint8Array> {
-  begin();
-  for await (const chunk of readStream<Uint8Array>(request, over)) {
+/**
+ * Reads a raw body until the request is over. The client sends the content only after the first read, so the content of
+ * a refused request is not transferred.
+ */
+export async function* bytesOf(ctx: Context, over: AbortSignal): AsyncGenerator<Uint8Array> {
+  sendContinue(ctx);
+  for await (const chunk of readStream<Uint8Array>(ctx.req, over)) {
     countTransferred(chunk.length);
     yield chunk;
   }
-  if (!request.complete) throw cutOff();
+  if (!ctx.req.complete) throw cutOff();
 }
 
 /**
@@ -146,12 +153,13 @@ export async function* bytesOf(
  * after the file.
  */
 export async function readForm(
-  request: IncomingMessage,
+  ctx: Context,
   spool: Spool,
   sufficient: (fields: Fields) => boolean,
   over: AbortSignal,
 ): Promise<IncomingForm> {
-  const form = new Form(request);
+  sendContinue(ctx);
+  const form = new Form(ctx.req);
   addAbortListener(over, () => form.stop(cutOff()));
   const { part, fieldsBefore } = await form.file;
   const chunks = form.chunks(part);

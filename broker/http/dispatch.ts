@@ -70,7 +70,7 @@ export function dispatcher(
     let content: Content<Record<string, string>> | undefined;
     let body: Promise<JsonBody | undefined> | undefined;
     const readJson = (): Promise<JsonBody | undefined> => {
-      body ??= readBodyAsJson(ctx, route, services, gone.signal);
+      body ??= parseJsonBody(ctx, route.bodyLimit ?? bodyLimit, services.bodies, gone.signal);
       return body;
     };
     const readRest = async (raw: RawInput): Promise<void> => {
@@ -142,15 +142,10 @@ async function readBody(
   readJson: () => Promise<JsonBody | undefined>,
   signal: AbortSignal,
 ): Promise<Content<Record<string, string>> | undefined> {
-  const { req } = ctx;
   if (route.accepts) assertPlainContent(ctx);
-  // A client that sent Expect: 100-continue sends the content only after the answer 100 Continue. bytesOf() sends this
-  // answer when the handler starts to read. So the content of a refused request is not transferred.
-  if (route.accepts === 'bytes')
-    return { chunks: bytesOf(req, signal, () => sendContinue(ctx)), fields: () => ({}) };
+  if (route.accepts === 'bytes') return { chunks: bytesOf(ctx, signal), fields: () => ({}) };
   if (route.accepts === 'form') {
-    sendContinue(ctx);
-    const form = await readForm(req, spool, ({ path }) => (path ?? raw.query.path) !== undefined, signal);
+    const form = await readForm(ctx, spool, ({ path }) => (path ?? raw.query.path) !== undefined, signal);
     raw.body = form.firstFields;
     return form;
   }
@@ -165,21 +160,6 @@ function assertNoFields(value: unknown): void {
   if (value === undefined || JSON.stringify(value) === '{}') return;
   const message = 'this route takes no fields: send the request without a body';
   throw new AppError('validation_failed', message, { issues: [{ path: 'body', message }] });
-}
-
-function readBodyAsJson(
-  ctx: Context,
-  route: Route,
-  { bodies }: DispatchServices,
-  signal: AbortSignal,
-): Promise<JsonBody | undefined> {
-  sendContinue(ctx);
-  return parseJsonBody(ctx.req, route.bodyLimit ?? bodyLimit, bodies, signal);
-}
-
-/** A client that sent Expect: 100-continue waits for this answer (RFC 9110 section 10.1.1). */
-function sendContinue(ctx: Context): void {
-  if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
 }
 
 /** Refuses compressed or partial content, because content is stored as it arrives (RFC 9110 section 14.5). */
