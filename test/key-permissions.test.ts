@@ -62,7 +62,6 @@ async function startBench() {
     if (!route) throw new Error(`no ${action}`);
     const request = new AuthorizedRequest(guardOf(route, parts), { address: '', key: by }, `req_${by.name}`);
     const raw = { params: { ...params }, query: {}, headers: {}, body: route.body && { ...body } };
-    request.identify(raw);
     const { input, caller } = request.admit(raw, new AbortController(), false);
     return async () => handlerOf(parts.handlers, noun, operation)(input, caller);
   }

@@ -107,7 +107,7 @@ export class AuthorizedRequest<R extends Route> {
   readonly #recording: Recording | undefined;
   #raw = nothing;
   #subjects: readonly Subject[] = [];
-  readonly #storedIds = new StoredIds();
+  #stored: Stored = new Map();
   #stopWatching = (): void => {};
 
   /** If `records` is false, only a failure of the request is written to the audit log. */
@@ -125,15 +125,14 @@ export class AuthorizedRequest<R extends Route> {
   async perform<T>({ read, gone, lasts, readRest, act }: RequestWork<R, T>): Promise<T> {
     try {
       if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
-      if (this.#needsRefresh(() => this.#checkScope())) await this.#guard.services.state.refresh();
-      this.#checkScope();
+      // First checks only the login and the scope of the key, before any part of the request is read.
+      await this.#lookUp(nothing);
       const raw = read();
-      if (readRest) {
-        await this.#lookUp(raw);
-        this.identify(raw);
-        await readRest(raw);
-      }
       await this.#lookUp(raw);
+      if (readRest) {
+        await readRest(raw);
+        await this.#lookUp(raw);
+      }
       // Nothing may be awaited between this check of the rights and act(), because the rights could change meanwhile.
       const { input, caller } = this.admit(raw, gone, lasts);
       const result = await act(input, caller);
@@ -152,11 +151,11 @@ export class AuthorizedRequest<R extends Route> {
    * Checks all ids that have been read so far: those in path and query, and those in the body once it is read. Throws
    * forbidden if the key may not use one of them. Otherwise throws …_not_found if one does not exist.
    */
-  identify(raw: RawInput): void {
-    const { state } = this.#guard.services;
-    this.#raw = raw;
-    this.#subjects = this.#find(state);
-    this.#check(this.#subjects, state);
+  #identify(): void {
+    const { services, route } = this.#guard;
+    this.#subjects = this.#find(services.state);
+    this.#check(this.#subjects, services.state);
+    assertConfirmed(services.state, this.#who.login_id, route);
   }
 
   /**
@@ -166,10 +165,11 @@ export class AuthorizedRequest<R extends Route> {
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
     const { route, services, parser } = this.#guard;
     const { key_id } = this.#who;
-    this.identify(raw);
+    this.#raw = raw;
+    this.#identify();
     if (route.impliesMachine) {
       implyMachine(raw, currentKey(services.state, key_id), services.state);
-      this.identify(raw);
+      this.#identify();
     }
     const input = parser.parse(raw);
     if (lasts) this.#stopWatching = watchRights(services.state, key_id, () => this.#checkAgain(gone));
@@ -194,46 +194,35 @@ export class AuthorizedRequest<R extends Route> {
 
   /** Checks and parses the request again with the complete body. */
   reparse(body: unknown): Input<R> {
-    this.identify({ ...this.#raw, body });
+    this.#raw = { ...this.#raw, body };
+    this.#identify();
     return this.#guard.parser.parse(this.#raw);
   }
 
+  /**
+   * Looks the ids of the request up in the history, and checks them. If the check fails, repeats it after a refresh of
+   * the state, because another broker may have created the object or changed the key a moment ago. Several waiting
+   * requests share one refresh. The state of a single broker is always current.
+   */
   async #lookUp(raw: RawInput): Promise<void> {
     const { parser, services } = this.#guard;
-    const { lookups, state } = services;
+    const { lookups, state, cluster } = services;
     this.#raw = raw;
-    const ids = parser.ids(raw);
-    await this.#storedIds.lookUp(ids, lookups, state);
-    if (!this.#needsRefresh(() => this.#check(this.#find(state), state))) return;
-    // Another broker may have created the object or changed the key a moment ago. Several waiting requests share one
-    // refresh.
-    await state.refresh();
-    await this.#storedIds.lookUp(ids, lookups, state);
-  }
-
-  /**
-   * True if `check` throws, but may pass after a refresh because another broker has changed the state. Always false
-   * with a single broker, whose state is current.
-   */
-  #needsRefresh(check: () => void): boolean {
-    if (!this.#guard.services.cluster) return false;
-    try {
-      check();
-      return false;
-    } catch {
-      return true;
+    for (let isCurrent = !cluster; ; isCurrent = true) {
+      this.#stored = await lookUpStored(parser.ids(raw), lookups, state);
+      try {
+        this.#identify();
+        return;
+      } catch (error) {
+        if (isCurrent) throw error;
+        await state.refresh();
+      }
     }
-  }
-
-  #checkScope(): void {
-    const { services, route } = this.#guard;
-    requireScope(currentKey(services.state, this.#who.key_id), route);
-    assertConfirmed(services.state, this.#who.login_id, route);
   }
 
   #find(declared: Declared): Subject[] {
     const { parser, services } = this.#guard;
-    return this.#storedIds.subjectsOf(parser.ids(this.#raw), services.lookups, declared);
+    return subjectsOf(parser.ids(this.#raw), this.#stored, services.lookups, declared);
   }
 
   /**
@@ -283,32 +272,36 @@ function requireScope(key: Key, route: Route): void {
   });
 }
 
+/** The objects that a request names and that are in the history, by noun and id; undefined for an unknown id. */
+type Stored = ReadonlyMap<string, Found | undefined>;
+
 /**
- * The machines of the objects that a request names. They are looked up in the history before the request runs. Later
- * checks, for example inside a transaction, cannot wait for the history.
+ * Looks these ids up in the history, before the request runs. Later checks, for example inside a transaction, cannot
+ * wait for the history.
  */
-class StoredIds {
-  readonly #found = new Map<string, Found | undefined>();
-
-  async lookUp(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Promise<void> {
-    for (const { noun, id, filters } of ids) {
-      const { present, stored } = lookups[noun];
-      if (stored)
-        this.#found.set(`${noun} ${id}`, present?.(id, declared, filters) ?? (await stored(id, filters)));
-    }
+async function lookUpStored(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Promise<Stored> {
+  const found = new Map<string, Found | undefined>();
+  for (const { noun, id, filters } of ids) {
+    const { present, stored } = lookups[noun];
+    if (stored) found.set(`${noun} ${id}`, present?.(id, declared, filters) ?? (await stored(id, filters)));
   }
+  return found;
+}
 
-  /** Returns each id of a request, together with the machines of the object that has this id. Call lookUp() first. */
-  subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Subject[] {
-    return ids.map((found) => {
-      const { noun, id, filters } = found;
-      const names = lookups[noun].present?.(id, declared, filters) ?? this.#found.get(`${noun} ${id}`);
-      // An unknown machine id is checked like a known one, so that the answer does not reveal which ids
-      // exist.
-      const machines = noun === 'machine' ? [id as MachineId] : names?.machines;
-      return { ...found, exists: names !== undefined, machines, ownKey: names?.ownKey };
-    });
-  }
+/** Returns each id of a request, together with the machines of the object that has this id. */
+function subjectsOf(
+  ids: readonly FoundId[],
+  stored: Stored,
+  lookups: Lookups,
+  declared: Declared,
+): Subject[] {
+  return ids.map((found) => {
+    const { noun, id, filters } = found;
+    const names = lookups[noun].present?.(id, declared, filters) ?? stored.get(`${noun} ${id}`);
+    // An unknown machine id is checked like a known one, so that the answer does not reveal which ids exist.
+    const machines = noun === 'machine' ? [id as MachineId] : names?.machines;
+    return { ...found, exists: names !== undefined, machines, ownKey: names?.ownKey };
+  });
 }
 
 /**
@@ -383,9 +376,7 @@ export function createRecall(
       );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });
-    const past = new StoredIds();
-    await past.lookUp(ids, lookups, state);
-    const subjects = past.subjectsOf(ids, lookups, state);
+    const subjects = subjectsOf(ids, await lookUpStored(ids, lookups, state), lookups, state);
     const machines = subjects.flatMap((subject) => subject.machines ?? []);
     if (first !== undefined && machines.every((machine) => caller.reaches(machine))) return first;
     assertAllowed(subjects, currentKey(state, caller.key_id), state);
