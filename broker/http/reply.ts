@@ -75,7 +75,7 @@ export async function sendReply(exchange: Exchange, reply: unknown): Promise<voi
     return send(exchange, text, { status, headers: { 'Content-Type': jsonType } });
   }
   if (kind === 'raw') return sendRaw(exchange.ctx, reply as RawReply);
-  const long = longReply(route, reply);
+  const long = route.parts && longReply(route, reply);
   if (!long) return sendObject(exchange, reply);
   occupyMemory(exchange.ctx, long.count * itemBytes);
   return send(exchange, growingOf(long, route, metaOf(caller)), {
@@ -90,11 +90,7 @@ type GrowingParts = Omit<GrowingReply<Record<string, unknown>, string>, 'meta'> 
  * Splits a reply whose array is too long to be checked in one turn of the event loop. Returns the array in slices, and
  * the other fields of the reply; undefined if no split is needed.
  */
-function longReply(
-  { grows = '', parts }: Route,
-  reply: unknown,
-): (GrowingParts & { count: number }) | undefined {
-  if (!parts) return undefined;
+function longReply({ grows = '' }: Route, reply: unknown): (GrowingParts & { count: number }) | undefined {
   // The cast is safe: a route with `parts` replies with an object, and `grows` is the name of an array in that object.
   const { [grows]: items, ...head } = reply as Record<string, unknown> & { [grows: string]: unknown[] };
   const count = items?.length ?? 0;
@@ -257,7 +253,7 @@ async function send(
   const { status, headers, length, quiet = false } = reply;
   // The headers are sent after the first chunk was read, so that an earlier failure becomes an ordinary error.
   // Exception: the headers of a `quiet` stream wait at most `headMs`, because its first chunk may come late.
-  const ready = chunks && (await begun(chunks, length, quiet ? headMs : Number.POSITIVE_INFINITY));
+  const ready = chunks && (await begun(chunks, length, quiet ? headMs : undefined));
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
@@ -272,17 +268,17 @@ async function send(
 }
 
 /**
- * Waits up to `ms` milliseconds for the first chunk. Rejects if the stream fails in this time. The returned stream
+ * Waits for the first chunk, at most `ms` milliseconds if `ms` is set. Rejects if the stream fails in this time. The returned stream
  * fails unless it has `length` bytes.
  */
 async function begun<T extends { length: number }>(
   chunks: AsyncIterable<T>,
   length: number | undefined,
-  ms: number,
+  ms: number | undefined,
 ): Promise<AsyncGenerator<T>> {
   const iterator = chunks[Symbol.asyncIterator]();
   let first: Promise<IteratorResult<T>> | undefined = iterator.next();
-  await within(ms, first);
+  await (ms === undefined ? first : within(ms, first));
   return (async function* () {
     let sent = 0;
     try {
@@ -300,12 +296,8 @@ async function begun<T extends { length: number }>(
   })();
 }
 
-/**
- * Resolves with the result of the work, or with undefined after `ms` milliseconds (Infinity: never). The work
- * is not stopped.
- */
+/** Resolves with the result of the work, or with undefined after `ms` milliseconds. The work is not stopped. */
 function within<T>(ms: number, work: Promise<T>): Promise<T | undefined> {
-  if (ms === Number.POSITIVE_INFINITY) return work;
   return new Promise((resolve, reject) => {
     const cancel = after(ms, () => resolve(undefined));
     work.then(resolve, reject).finally(cancel);
