@@ -45,18 +45,25 @@ export function createAuditRecorder(
     const what = { left_out, since_request_id: first.request_id };
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
-  const unrecorded = new UnrecordedLog(log);
+  const unrecorded = new LogLimiter<undefined>(mostUnrecorded, minute, (_first, left_out) =>
+    log.error({ left_out }, 'audit records of further requests that got 503 could not be written'),
+  );
 
   /** Adds a row for each of `deeds`. `before` is the number of rows that the request has already added. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
-    for (const [n, deed] of deeds.entries()) record(journal, deed, rowId(id, before + n));
+    for (const [n, deed] of deeds.entries())
+      record(journal, deed, before + n === 0 ? id : `${id}_${before + n}`);
   }
 
   /** Writes audit rows at the end of a request. A failure is only logged, as the request cannot be undone. */
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
-      .catch((error: unknown) => unrecorded.write(error, deeds));
+      .catch((err: unknown) => {
+        const isRefused = deeds.every(({ result }) => result === 'unavailable');
+        if (!isRefused || unrecorded.take('', undefined))
+          log.error({ err, deeds }, 'an audit record could not be written');
+      });
 
   return {
     /** Begins a record. Each write gets its details from `about`. Without `records`, settle() writes only failures. */
@@ -96,31 +103,6 @@ export function createAuditRecorder(
       unrecorded.close();
     },
   };
-}
-
-const rowId = (id: string, row: number): string => (row === 0 ? id : `${id}_${row}`);
-
-/** Logs audit records that could not be written. */
-class UnrecordedLog {
-  readonly #log: Logger;
-  readonly #limiter: LogLimiter<undefined>;
-
-  constructor(log: Logger) {
-    this.#log = log;
-    this.#limiter = new LogLimiter(mostUnrecorded, minute, (_first, left_out) =>
-      log.error({ left_out }, 'audit records of further requests that got 503 could not be written'),
-    );
-  }
-
-  write(error: unknown, deeds: readonly Deed[]): void {
-    const isRefused = deeds.every(({ result }) => result === 'unavailable');
-    if (isRefused && !this.#limiter.take('', undefined)) return;
-    this.#log.error({ err: error, deeds }, 'an audit record could not be written');
-  }
-
-  close(): void {
-    this.#limiter.close();
-  }
 }
 
 /** One row for each machine of a request, or a single row without a machine. */
