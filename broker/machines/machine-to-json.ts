@@ -21,23 +21,12 @@ export interface MachineSources {
 }
 type Catalogs = { packages: Pick<Packages, 'catalog'> };
 
-/** Caches last_seen as text. Without this cache, these texts take a tenth of the time for making a list of machines. */
-const seenTexts = new WeakMap<Facts, string>();
-
-function seenText(facts: Facts): string {
-  const known = seenTexts.get(facts);
-  if (known !== undefined) return known;
-  const text = iso(facts.last_seen);
-  seenTexts.set(facts, text);
-  return text;
-}
-
 export function itemOf({ presence, machineFacts }: MachineSources, machine: Machine): Item {
   const { id, name, tags, created_at } = machine;
   const facts = machineFacts.of(id);
   const { os = '', arch = '', hostname = '' } = facts ?? {};
   const status = presence.linkedAnywhere(id) ? 'online' : 'offline';
-  const last_seen = facts ? seenText(facts) : created_at;
+  const last_seen = facts ? iso(facts.last_seen) : created_at;
   return { id, name, status, os, arch, hostname, tags, created_at, last_seen };
 }
 
