@@ -45,25 +45,18 @@ export function createAuditRecorder(
     const what = { left_out, since_request_id: first.request_id };
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
-  const unrecorded = new LogLimiter<undefined>(mostUnrecorded, minute, (_first, left_out) =>
-    log.error({ left_out }, 'audit records of further requests that got 503 could not be written'),
-  );
+  const unrecorded = createUnrecordedLog(log);
 
   /** Adds a row for each of `deeds`. `before` is the number of rows that the request has already added. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
-    for (const [n, deed] of deeds.entries())
-      record(journal, deed, before + n === 0 ? id : `${id}_${before + n}`);
+    for (const [n, deed] of deeds.entries()) record(journal, deed, rowId(id, before + n));
   }
 
   /** Writes audit rows at the end of a request. A failure is only logged, as the request cannot be undone. */
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
-      .catch((err: unknown) => {
-        const isRefused = deeds.every(({ result }) => result === 'unavailable');
-        if (!isRefused || unrecorded.take('', undefined))
-          log.error({ err, deeds }, 'an audit record could not be written');
-      });
+      .catch((error: unknown) => unrecorded.write(error, deeds));
 
   return {
     /** Begins a record. Each write gets its details from `about`. Without `records`, settle() writes only failures. */
@@ -102,6 +95,23 @@ export function createAuditRecorder(
       refusals.close();
       unrecorded.close();
     },
+  };
+}
+
+const rowId = (id: string, row: number): string => (row === 0 ? id : `${id}_${row}`);
+
+/** Logs audit records that could not be written. */
+function createUnrecordedLog(log: Logger) {
+  const limiter = new LogLimiter<undefined>(mostUnrecorded, minute, (_first, left_out) =>
+    log.error({ left_out }, 'audit records of further requests that got 503 could not be written'),
+  );
+  return {
+    write(err: unknown, deeds: readonly Deed[]): void {
+      const isRefused = deeds.every(({ result }) => result === 'unavailable');
+      if (!isRefused || limiter.take('', undefined))
+        log.error({ err, deeds }, 'an audit record could not be written');
+    },
+    close: () => limiter.close(),
   };
 }
 
