@@ -89,10 +89,9 @@ function refusal(message: string): AppError {
   return new AppError('forbidden', message, { cookie: true });
 }
 
-function schemeOf({ socket, headers }: IncomingMessage, proxies: Proxies): string | undefined {
-  if ('encrypted' in socket) return 'https:';
-  const forwarded = headers['x-forwarded-proto'];
-  return proxies.schemeOf(plainAddress(socket.remoteAddress ?? ''), String(forwarded ?? ''));
+function schemeOf(request: IncomingMessage, proxies: Proxies): string | undefined {
+  if ('encrypted' in request.socket) return 'https:';
+  return proxies.schemeOf(peerOf(request), String(request.headers['x-forwarded-proto'] ?? ''));
 }
 
 function peerOf({ socket }: IncomingMessage): string {
