@@ -67,8 +67,11 @@ interface OpenCall {
 
 type FirstAnswer = AnswerStream | Reply__Output;
 
+/**
+ * The calls to one machine. The prototype has a method for each rpc of the service, because a set of methods for each
+ * machine would cost 6 KiB.
+ */
 export class Calls {
-  readonly stub: AgentStub;
   readonly #options: CallsOptions;
   /** Calls that have no answer yet, by id. */
   readonly #waiting = new Map<string, (answer: Reply__Output) => void>();
@@ -80,9 +83,22 @@ export class Calls {
   constructor(options: CallsOptions) {
     this.#options = options;
     this.#limits = new CallLimits(options.machineId, options.openCalls);
-    // The cast is safe: the prototype has one method for each rpc of the service, and the type AgentStub is derived
-    // from the same service.
-    this.stub = new Stub(this) as unknown as AgentStub;
+  }
+
+  static {
+    for (const shape of methods.values())
+      Object.defineProperty(Calls.prototype, shape.key, {
+        value(this: Calls, request: unknown, options: CallOptions) {
+          const responses = this.#responses(shape, request, options);
+          return shape.serverStreams ? responses : this.#lastOf(responses);
+        },
+      });
+  }
+
+  /** This object, with the type of the methods that it has for the rpcs of the service. */
+  get stub(): AgentStub {
+    // The cast is safe: AgentStub is derived from the same service.
+    return this as unknown as AgentStub;
   }
 
   /** Passes a whole answer to its call. An answer for which no call waits is ignored. */
@@ -94,12 +110,6 @@ export class Calls {
   close(): void {
     this.#closed = true;
     for (const abort of [...this.#open]) abort.abort(this.#lost());
-  }
-
-  /** Makes a call. Every method of the stub calls this function. */
-  call(shape: MethodShape, request: unknown, options: CallOptions): unknown {
-    const responses = this.#responses(shape, request, options);
-    return shape.serverStreams ? responses : this.#lastOf(responses);
   }
 
   async #lastOf(responses: AsyncGenerator<unknown>): Promise<unknown> {
@@ -312,23 +322,6 @@ export class Calls {
     return new AppError(code, text, { machine_id: this.#options.machineId, ...details });
   }
 }
-
-/**
- * The stub of a machine. All stubs share one set of methods, because a set for each machine would cost 6 KiB.
- */
-class Stub {
-  readonly calls: Calls;
-
-  constructor(calls: Calls) {
-    this.calls = calls;
-  }
-}
-for (const shape of methods.values())
-  Object.defineProperty(Stub.prototype, shape.key, {
-    value(this: Stub, request: unknown, options: CallOptions) {
-      return this.calls.call(shape, request, options);
-    },
-  });
 
 /** Ends both sides of the stream with an error and wakes the reader. destroy() would leave the agent's side open. */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {
