@@ -70,7 +70,7 @@ const batch = 100;
 export class Events {
   readonly #history: History;
   readonly #table: OrderedTable;
-  readonly #listeners = new Set<(event: Event) => void>();
+  readonly #listeners = new Map<(event: Event) => void, readonly EventType[]>();
   readonly #recorders: Recorder[] = [];
   readonly #added = new Wake();
   /** Aborted to end all open event streams. */
@@ -157,10 +157,14 @@ export class Events {
     this.#recorders.push(recorder);
   }
 
-  /** Calls `listener` with each event once it is on disk. Call the returned function to stop. */
-  listen(listener: (event: Event) => void): () => void {
-    this.#listeners.add(listener);
+  /** Calls `listener` with each event of these types once it is on disk. Call the returned function to stop. */
+  listen(types: readonly EventType[], listener: (event: Event) => void): () => void {
+    this.#listeners.set(listener, types);
     return () => this.#listeners.delete(listener);
+  }
+
+  #notify(event: Event): void {
+    for (const [listener, types] of this.#listeners) if (types.includes(event.type)) listener(event);
   }
 
   /** Reads the events that other brokers have committed, and passes them to listeners and event streams. */
@@ -174,7 +178,7 @@ export class Events {
         this.#table.advance(this.#heard);
         const event = eventOf(row);
         this.#noteRemoval(event);
-        if (!this.#own?.delete(event.id)) for (const listener of this.#listeners) listener(event);
+        if (!this.#own?.delete(event.id)) this.#notify(event);
       }
       if (rows.length > 0) this.#added.wake();
     }
@@ -217,7 +221,7 @@ export class Events {
     added.catch(() => {});
     transaction.committed(() => {
       if (!isNew) return;
-      for (const listener of this.#listeners) listener(event);
+      this.#notify(event);
       this.#added.wake();
     });
     if (writes.length === 0) return;

@@ -493,7 +493,7 @@ describe('an event', () => {
     const { history } = await createBench();
     const events = await Events.open(history, 3_600_000);
     const received: string[] = [];
-    events.listen(({ id }) => received.push(id));
+    events.listen(['machine.online'], ({ id }) => received.push(id));
     const entries: { kind: string }[] = [];
     events.emit({ append: (entry) => void entries.push(entry) }, 'machine.online', undefined, {});
     for (const _time of ['first', 'second']) {

@@ -1,5 +1,6 @@
 // Collects alert steps (an alert was opened, repeated or resolved) into one notification for each channel. The
 // notification also reports times in which the broker was down.
+import type { EventType } from '../../shared/api/events.ts';
 import { after, every, iso, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
@@ -101,8 +102,8 @@ export class Digest {
     });
     // Alert steps of other brokers start the timer of this broker too. If the other broker is killed before it sends a
     // notification, this broker sends it.
-    this.#stopListening = events.listen(({ type }) => {
-      if (steps[type] && state.alert_channels.size > 0) this.#startTimer();
+    this.#stopListening = events.listen(Object.keys(steps) as EventType[], () => {
+      if (state.alert_channels.size > 0) this.#startTimer();
     });
     // The transaction that writes a notification also writes its delivery.
     events.within(({ id, type, timestamp, data }, machineId) => {

@@ -59,10 +59,9 @@ export class Scheduler {
         this.#checkingRights = true;
         this.decideSoon();
       }),
-      events.listen(({ type, data }) => {
-        if (type === 'machine.removed')
-          this.#abandon('machine_removed', ({ machine_id }) => machine_id === data.machine_id);
-      }),
+      events.listen(['machine.removed'], ({ data }) =>
+        this.#abandon('machine_removed', ({ machine_id }) => machine_id === data.machine_id),
+      ),
       every(silenceCheckMs, () => this.#abandon('no_report', (command) => this.#isSilent(command))),
     ];
   }

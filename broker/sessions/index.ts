@@ -110,8 +110,7 @@ export class Sessions {
     };
     this.#stops = [
       presence.watch((machineId) => this.#relink(machineId)),
-      events.listen(({ type, data }) => {
-        if (type !== 'machine.removed') return;
+      events.listen(['machine.removed'], ({ data }) => {
         for (const session of sessionsOn(String(data.machine_id), this.#context))
           if (session.stored) void session.end({ reason: 'machine_removed' });
       }),

@@ -62,9 +62,9 @@ export class Rollout {
       state.watch(() => {
         for (const member of this.#members.values()) member.checkAgain();
       }),
-      events.listen(({ type, data }) => {
-        if (type === 'machine.removed') this.#members.get(data.machine_id as MachineId)?.leave('removed');
-      }),
+      events.listen(['machine.removed'], ({ data }) =>
+        this.#members.get(data.machine_id as MachineId)?.leave('removed'),
+      ),
     ];
     this.#unanswered = await this.#records.unanswered();
     for (const upgrade of await this.#records.open()) this.#set(upgrade);

@@ -12,6 +12,7 @@ import { Webhook } from 'standardwebhooks';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { loadIdentity } from '../../agent/identity.ts';
 import { loadAuthority } from '../../broker/link/certificate-authority.ts';
+import type { EventType } from '../../shared/api/events.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
@@ -42,10 +43,9 @@ function settled(system: WebhookSystem, webhook_id: string, status: string, coun
 }
 
 /** Resolves at the next event of this type. */
-function next(system: WebhookSystem, type: string): Promise<Record<string, unknown>> {
+function next(system: WebhookSystem, type: EventType): Promise<Record<string, unknown>> {
   return new Promise((resolve) => {
-    const stop = system.events.listen((event) => {
-      if (event.type !== type) return;
+    const stop = system.events.listen([type], (event) => {
       stop();
       resolve(event.data);
     });
