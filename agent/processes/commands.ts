@@ -98,19 +98,8 @@ export class Commands extends ProcessTable<Command, CommandParts> {
   };
 
   async #prepare(spec: ProcessSpec__Output, command: Command): Promise<Prepared> {
-    const { mayRunAs, outputs, names, log } = this.parts;
-    const { id, stdout, stderr } = command;
-    const planned = await plan(id, spec, mayRunAs);
-    const stdio = await Piped.open({
-      id,
-      plan: planned,
-      spec,
-      names,
-      directory: outputs,
-      stdout,
-      stderr,
-      log,
-    });
+    const planned = await plan(command.id, spec, this.parts.mayRunAs);
+    const stdio = await Piped.open({ ...this.parts, command, plan: planned, spec });
     command.input = stdio.input;
     return { plan: planned, stdio, first: 'SIGTERM', timeoutMs: spec.timeout_ms };
   }

@@ -4,7 +4,7 @@ import { execFile } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
-import { Socket } from 'node:net';
+import { type OnReadOpts, Socket } from 'node:net';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { AppError, errnoOf } from '../../shared/errors.ts';
@@ -117,8 +117,8 @@ async function mkfifo(paths: string[]): Promise<void> {
   });
 }
 
-export interface PipedOptions {
-  id: string;
+interface PipedOptions {
+  command: { id: string; stdout: Output; stderr: Output };
   plan: Plan;
   /**
    * If `input` is false, `stdin` is the whole input. If `input` is true, `stdin` is only the beginning of the input,
@@ -127,9 +127,7 @@ export interface PipedOptions {
   spec: { stdin: Uint8Array; input: boolean };
   names: PipeNames;
   /** The directory for the file with the whole input, on a machine without /dev/shm. */
-  directory: string;
-  stdout: Output;
-  stderr: Output;
+  outputs: string;
   log: Logger;
 }
 
@@ -181,7 +179,8 @@ export class Piped implements Stdio {
   async drain(ms: number): Promise<void> {
     // From now on, the copying does not wait for slow readers: the process has ended, so little output is left in the
     // pipes.
-    for (const output of [this.#options.stdout, this.#options.stderr]) output.release();
+    const { stdout, stderr } = this.#options.command;
+    for (const output of [stdout, stderr]) output.release();
     await drain(this.#pumps, ms);
   }
 
@@ -197,12 +196,12 @@ export class Piped implements Stdio {
   }
 
   async #open(): Promise<void> {
-    const { id, spec, directory, stdout, stderr, log } = this.#options;
-    for (const output of [stdout, stderr]) {
+    const { command, spec, outputs, log } = this.#options;
+    for (const output of [command.stdout, command.stderr]) {
       const { path, reader: fd } = await this.#take(0o622);
-      this.#pumps.push(
-        new Pump((onread) => new Socket({ fd, readable: true, writable: false, onread }), output, id, log),
-      );
+      const open = (onread: OnReadOpts): Socket =>
+        new Socket({ fd, readable: true, writable: false, onread });
+      this.#pumps.push(new Pump(open, output, command.id, log));
       this.#theirs.push(openSync(path, constants.O_WRONLY));
     }
     if (spec.input) {
@@ -210,7 +209,7 @@ export class Piped implements Stdio {
       this.#theirs.push(reader);
       this.input = new Input(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK), spec.stdin);
     } else if (spec.stdin.length > 0) {
-      this.#whole = await openInputFile(spec.stdin, directory);
+      this.#whole = await openInputFile(spec.stdin, outputs);
     }
   }
 
