@@ -1,30 +1,11 @@
 // Finds and kills all processes that a command or terminal has started, including those in the background or in other
 // process groups.
-import { readFileSync } from 'node:fs';
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { killByCgroup, threadsIn } from './cgroup.ts';
 import { marker } from './launch-plan.ts';
-
-/**
- * The pid and start time of a process, which identify it. The pid alone does not suffice, because the kernel reuses
- * pids.
- */
-export interface Leader {
-  pid: number;
-  /** Start time in clock ticks since boot, field 22 of /proc/PID/stat (proc(5)). */
-  start: string;
-}
-
-interface Process extends Leader {
-  parent: number;
-  group: number;
-  session: number;
-  /** The foreground process group of its terminal; -1 without a terminal. */
-  foreground: number;
-  alive: boolean;
-}
+import { type Leader, type Process, parseStat, statNow } from './proc-stat.ts';
 
 /** A process with its environment mark and its output files, which identify the command that it belongs to. */
 interface Seen extends Process {
@@ -243,29 +224,4 @@ async function linkOf(pid: number, descriptor: number): Promise<string> {
     [pid, 'self'].map((one) => readlink(`/proc/${one}/ns/mnt`).catch(() => '')),
   );
   return theirs === ours ? path : '';
-}
-
-/** The present state of one process; undefined if it is gone. */
-function statNow(pid: number): Process | undefined {
-  try {
-    return parseStat(readFileSync(`/proc/${pid}/stat`, 'latin1'));
-  } catch {
-    return undefined;
-  }
-}
-
-/**
- * Parses /proc/PID/stat (proc(5)). The program name may contain brackets, so fields are counted after the
- * last `)`.
- */
-function parseStat(text: string): Process | undefined {
-  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
-  const [state = '', parent, group, session, , foreground] = fields;
-  const start = fields[19];
-  if (!start) return undefined;
-  // A process whose main thread is a zombie is still alive if it has other threads.
-  const alive = !/[ZXx]/.test(state) || Number(fields[17]) > 1;
-  const pid = Number.parseInt(text, 10);
-  const ids = { parent: Number(parent), group: Number(group), session: Number(session) };
-  return { pid, ...ids, foreground: Number(foreground), start, alive };
 }

@@ -5,6 +5,7 @@ import { closeSync, constants, openSync, readdirSync, readFileSync, writeFileSyn
 import { flushCompileCache } from 'node:module';
 import { constants as os } from 'node:os';
 import { join } from 'node:path';
+import { statNow } from '../proc-stat.ts';
 import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 
@@ -120,17 +121,10 @@ function moveInto(directory: string): void {
 }
 
 /**
- * Returns the start time of a child in clock ticks since boot (proc(5)); empty if unreadable. The pid still belongs to
- * the child, even if the child has ended: the spawner has not read its exit, so the kernel does not reuse the pid.
+ * Returns the start time of a child in clock ticks since boot; empty if unreadable. The pid still belongs to the child,
+ * even if the child has ended: the spawner has not read its exit, so the kernel does not reuse the pid.
  */
-function startTime(pid: number): string {
-  try {
-    const text = readFileSync(`/proc/${pid}/stat`, 'latin1');
-    return text.slice(text.lastIndexOf(')') + 2).split(' ')[19] ?? '';
-  } catch {
-    return '';
-  }
-}
+const startTime = (pid: number): string => statNow(pid)?.start ?? '';
 
 /**
  * Closes inherited files, such as the agent's terminals, which every program would inherit too. Node opens files
