@@ -3,7 +3,7 @@
 import { mkdir, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { now } from '../../shared/clock.ts';
-import { errnoOf, fromErrno } from '../../shared/errors.ts';
+import { ignoring } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type OutputLog, openOutput } from '../../shared/output-log.ts';
 import { killTree, Tree } from './kill-tree.ts';
@@ -147,8 +147,9 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
 async function readPromisesFiles(directory: string, journal: readonly Line[]): Promise<Line[]> {
   // Commands in the journal are left out: for them the journal has a newer line than promises-N.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
-  const texts = await Promise.all((await promisesFilesIn(directory)).map(readUnlessDirectory));
-  const lines = texts.flatMap((text) => parseLines(text.split('\n')));
+  const paths = await promisesFilesIn(directory);
+  const texts = await Promise.all(paths.map((path) => readFile(path, 'utf8').catch(ignoring('EISDIR'))));
+  const lines = texts.flatMap((text = '') => parseLines(text.split('\n')));
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
@@ -160,12 +161,4 @@ async function removePromisesFiles(directory: string): Promise<void> {
 async function promisesFilesIn(directory: string): Promise<string[]> {
   const names = await readdir(directory);
   return names.filter((name) => name.startsWith('promises-')).map((name) => join(directory, name));
-}
-
-/** Returns the content of a file; an empty text if `path` is a directory. */
-function readUnlessDirectory(path: string): Promise<string> {
-  return readFile(path, 'utf8').catch((error: unknown) => {
-    if (errnoOf(error) === 'EISDIR') return '';
-    throw fromErrno(error, path);
-  });
 }

@@ -51,8 +51,8 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
   const args = spec.direct ? spec.args : ['-c', '--', spec.command];
   const cwd = spec.cwd ? place(spec.cwd, account.home) : await homeOrRoot(account);
   const env = environment(id, account, spec.env);
-  if (account === own) return { file, args, cwd, env, program: file, foreign: false };
-  return switched(account, { file, args, cwd, env, program: file }, spec.cwd !== '');
+  const planned = { file, args, cwd, env, program: file, foreign: false };
+  return account === own ? planned : switched(account, planned, spec.cwd !== '');
 }
 
 /**
@@ -94,11 +94,8 @@ async function otherAccount(name: string, own: Account, mayRunAs: boolean): Prom
  * Plans a command that runs as another user. setpriv(1) sets the user and supplementary groups, which Node's spawn
  * cannot do. Then it executes a shell, which executes the program.
  */
-async function switched(
-  { uid, gid }: Account,
-  { file, args, cwd, env, program }: Pick<Plan, 'file' | 'args' | 'cwd' | 'env' | 'program'>,
-  mustEnter: boolean,
-): Promise<Plan> {
+async function switched({ uid, gid }: Account, planned: Plan, mustEnter: boolean): Promise<Plan> {
+  const { file, args, cwd, env } = planned;
   const setpriv = await find('setpriv', '/', defaultPath);
   if (!setpriv)
     throw new NotStarted(
@@ -110,26 +107,16 @@ async function switched(
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
   if (!found) throw new NotStarted(`program ${file} was not found on the machine, or is not executable`);
-  const entering = entered({ cwd, env, mustEnter }, [found, ...args]);
-  const options = [`--reuid=${uid}`, `--regid=${gid}`, '--init-groups', '--'];
-  return {
-    file: setpriv,
-    args: [...options, ...entering.args],
-    cwd: '/',
-    env: entering.env,
-    program,
-    foreign: true,
-  };
+  const entering = entered(planned, mustEnter, [found, ...args]);
+  const options = [`--reuid=${uid}`, `--regid=${gid}`, '--init-groups', '--', ...entering.args];
+  return { ...planned, file: setpriv, args: options, cwd: '/', env: entering.env, foreign: true };
 }
 
 /**
  * Builds the shell command that setpriv(1) runs as the user. The shell enters the directory, exports the
  * environment variables and executes the program.
  */
-function entered(
-  { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },
-  program: string[],
-): { args: string[]; env: Plan['env'] } {
+function entered({ cwd, env }: Plan, mustEnter: boolean, program: string[]): Pick<Plan, 'args' | 'env'> {
   const { [marker]: mark = '', ...variables } = env;
   const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
   if (odd !== undefined)
