@@ -37,15 +37,11 @@ export async function* leaving<A>(
   signal: AbortSignal,
   answer: (left: AbortSignal) => AsyncGenerator<A>,
 ): AsyncGenerator<A> {
-  const own = new AbortController();
-  const leave = (): void => own.abort(signal.aborted ? signal.reason : gaveUp);
-  if (signal.aborted) leave();
-  signal.addEventListener('abort', leave, { once: true });
+  const left = new AbortController();
   try {
-    yield* answer(own.signal);
+    yield* answer(AbortSignal.any([signal, left.signal]));
   } finally {
-    signal.removeEventListener('abort', leave);
-    leave();
+    left.abort(gaveUp);
   }
 }
 
