@@ -1,7 +1,7 @@
 // One terminal: its output, the calls that keep it alive, and its clients.
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
-import { after, monotonic, sleep } from '../../../shared/clock.ts';
+import { after, sleep } from '../../../shared/clock.ts';
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { ReaderPosition } from '../../../shared/output-backpressure.ts';
@@ -14,11 +14,8 @@ import { checkedSize, type Pty, type Size } from './pty.ts';
 import { fellOut, Scrollback } from './scrollback.ts';
 
 const pieceBytes = 64 * 1024;
-/**
- * In each period of `collectMs` milliseconds, this number of bytes of output is sent without delay. Further output is
- * sent in one message at the end of the period.
- */
-const sentAtOnce = 8 * 1024;
+/** After a message of at least this number of bytes of output, the next message waits `collectMs` milliseconds. */
+const largeBytes = 2 * 1024;
 const collectMs = 5;
 /** While more than this number of input bytes wait for the program, the client's messages are not read. */
 const queuedBytes = 64 * 1024;
@@ -154,9 +151,6 @@ export class Client {
   #position: number;
   #news: Size | undefined;
   #queued = 0;
-  /** Start of the current period of `collectMs` milliseconds, by the monotonic clock. */
-  #periodAt = Number.NEGATIVE_INFINITY;
-  #periodBytes = 0;
   /** True if the client was attached by an earlier call. */
   readonly #known: boolean;
   /** Bytes of input accepted in all calls of the client, including bytes that still wait for the program. */
@@ -207,27 +201,14 @@ export class Client {
       const next = this.#next();
       if (next) {
         yield next;
-        if (next.output?.data) await this.#collect(next.output.data.length, signal);
+        // Without the wait, every read from the pseudo terminal (at most 4 KiB) would become a message of its own. After
+        // a full message, more output is ready, so the next message is sent without a wait.
+        const sent = next.output?.data?.length ?? 0;
+        if (sent >= largeBytes && sent < pieceBytes) await sleep(collectMs, signal);
       } else if (exit && this.#position === output.end) return;
       // Nothing is awaited between the checks above and this wait, so no call of wake() is missed.
       else await changed.wait(signal);
     }
-  }
-
-  /**
-   * Waits for the end of this period if more than `sentAtOnce` bytes were sent in it. Without the wait, every read from
-   * the pseudo terminal (at most 4 KiB) would become a message of its own.
-   */
-  async #collect(sent: number, signal: AbortSignal): Promise<void> {
-    const now = monotonic();
-    if (now - this.#periodAt >= collectMs) {
-      this.#periodAt = now;
-      this.#periodBytes = 0;
-    }
-    this.#periodBytes += sent;
-    // After a full message, more output is ready, so the next message is sent without a wait.
-    if (this.#periodBytes <= sentAtOnce || sent === pieceBytes) return;
-    await sleep(this.#periodAt + collectMs - now, signal);
   }
 
   #next(): AttachTerminalResponse | undefined {
