@@ -39,6 +39,8 @@ const stateSchema = z.object({
   after: z.string(),
 });
 type State = z.output<typeof stateSchema>;
+type Facts = Pick<State, 'upgrade_id' | 'from_version' | 'to_version'>;
+type Outcome = UpgradeResult['outcome'];
 
 /** Maximum number of times that the new version is tried. An interrupted try is started again. */
 const mostSwitches = 2;
@@ -66,15 +68,13 @@ export async function applyUpgrade(settings: AgentSettings, log: Logger): Promis
 
 class Upgrade {
   readonly #settings: AgentSettings;
-  readonly #directory: string;
   readonly #paths: UpgradePaths;
   readonly #log: Logger;
 
   constructor(settings: AgentSettings, log: Logger) {
     this.#settings = settings;
     this.#log = log;
-    this.#directory = settings.upgrade_dir;
-    this.#paths = upgradePaths(this.#directory);
+    this.#paths = upgradePaths(settings.upgrade_dir);
   }
 
   /**
@@ -82,19 +82,20 @@ class Upgrade {
    * unit again, which then runs finish(). If the package is refused, no state file is written.
    */
   async begin(): Promise<void> {
-    const taken = await takeRequest(this.#directory);
+    const { upgrade_dir: directory } = this.#settings;
+    const taken = await takeRequest(directory);
     if (!taken) return;
     const { request, interrupted } = taken;
     const { upgrade_id, version: to_version, kind, link_timeout_ms } = request;
     const facts = { upgrade_id, from_version: version, to_version };
     this.#log.info(facts, 'an upgrade begins');
-    await this.#report({ ...facts, outcome: 'RUNNING', reason: '' });
+    await this.#report(facts, 'RUNNING', '');
     try {
       if (interrupted)
         throw new StartError(
           'the machine or its upgrade unit was interrupted before the new version was started',
         );
-      await verifiedCopy(this.#directory, request, this.#settings);
+      await verifiedCopy(directory, request, this.#settings);
       const names = await this.#installer(kind).prepare(to_version);
       const public_key = request.public_key.toString('base64');
       const start = { phase: 'switching', begun: 0, reason: '', ...names } as const;
@@ -102,10 +103,10 @@ class Upgrade {
     } catch (error) {
       const reason = messageOf(error);
       this.#log.error({ ...facts, reason }, 'the package was refused; nothing was changed');
-      await this.#report({ ...facts, outcome: 'FAILED', reason, finished_at_ms: now() });
+      await this.#report(facts, 'FAILED', reason);
       await this.#clean();
     }
-    await dropRequest(this.#directory);
+    await dropRequest(directory);
   }
 
   /** Runs an upgrade from the step in the state file to its end. After a reboot or crash, that step starts again. */
@@ -139,7 +140,7 @@ class Upgrade {
   }
 
   async #succeed(state: State): Promise<void> {
-    await pinKey(this.#directory, Buffer.from(state.public_key, 'base64'));
+    await pinKey(this.#settings.upgrade_dir, Buffer.from(state.public_key, 'base64'));
     await this.#end(state, 'SUCCEEDED', '');
     await this.#installer(state.kind).sweep(state.after);
   }
@@ -156,19 +157,17 @@ class Upgrade {
       throw error;
     }
     // The outcome is written before the previous version starts, because that version reports it in its hello.
-    const { upgrade_id, from_version, to_version } = state;
-    const facts = { upgrade_id, from_version, to_version };
-    await this.#report({ ...facts, outcome: 'ROLLED_BACK', reason, finished_at_ms: now() });
+    await this.#report(state, 'ROLLED_BACK', reason);
+    const { from_version } = state;
     const fault = await faultOfRestored(installer.command, from_version);
     if (fault) this.#log.error({ from_version, reason: fault }, 'the restored version does not run');
     await this.#end(state, 'ROLLED_BACK', fault ? `${reason}; ${fault}`.slice(0, 1_000) : reason);
     await installer.sweep(state.before);
   }
 
-  async #end(state: State, outcome: UpgradeResult['outcome'], reason: string): Promise<void> {
-    const { upgrade_id, from_version, to_version } = state;
-    this.#log.info({ outcome, to_version, reason }, 'the upgrade is over');
-    await this.#report({ upgrade_id, from_version, to_version, outcome, reason, finished_at_ms: now() });
+  async #end(state: State, outcome: Outcome, reason: string): Promise<void> {
+    this.#log.info({ outcome, to_version: state.to_version, reason }, 'the upgrade is over');
+    await this.#report(state, outcome, reason);
     await rm(this.#paths.state, { force: true });
     await this.#clean();
   }
@@ -187,7 +186,10 @@ class Upgrade {
     await writeDurably(this.#paths.state, JSON.stringify(state));
   }
 
-  async #report(result: UpgradeResult): Promise<void> {
+  async #report(facts: Facts, outcome: Outcome, reason: string): Promise<void> {
+    const { upgrade_id, from_version, to_version } = facts;
+    const finished = outcome === 'RUNNING' ? {} : { finished_at_ms: now() };
+    const result = { upgrade_id, outcome, from_version, to_version, reason, ...finished };
     await writeDurably(this.#paths.result, JSON.stringify(result), { mode: 0o644 });
   }
 

@@ -74,15 +74,12 @@ export async function verifiedCopy(
   if (!(await source.stat()).isFile()) throw new StartError('the package is not a regular file');
   await using target = await open(copy, 'wx', 0o600);
   const hash = createHash('sha256');
-  const buffer = Buffer.alloc(pieceBytes);
   let copied = 0;
-  for (;;) {
-    const { bytesRead } = await source.read(buffer, 0, pieceBytes);
-    if (bytesRead === 0) break;
-    copied += bytesRead;
-    // The agent may let the file grow during the copy. The check of the size below then refuses the package.
-    if (copied > size) break;
-    const piece = buffer.subarray(0, bytesRead);
+  // Reads at most one byte more than `size`, because the agent may let the file grow during the copy. The check of the
+  // size below then refuses the package.
+  const pieces = source.createReadStream({ end: size, highWaterMark: pieceBytes });
+  for await (const piece of pieces as AsyncIterable<Buffer>) {
+    copied += piece.length;
     hash.update(piece);
     await target.writeFile(piece);
   }
