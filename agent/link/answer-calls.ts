@@ -58,10 +58,10 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * Methods whose answers use the control stream's connection. Long answers use the second connection, so that the echo
- * of a key press need not wait behind them.
+ * The method whose answers use the control stream's connection. Long answers use the second connection, so that the
+ * echo of a key press need not wait behind them.
  */
-const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
+const onControlConnection: Method = 'AttachTerminal';
 
 interface OpenCall {
   shape: MethodShape;
@@ -197,7 +197,7 @@ export class Calls {
     const { signal } = abort;
     const { line } = this.#options;
     // The control stream's connection carries the answer if it must be quick, or if the second connection is down.
-    const shared = onControlConnection.has(call.method) || !(await line.isSecondReady());
+    const shared = call.method === onControlConnection || !(await line.isSecondReady());
     signal.throwIfAborted();
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;

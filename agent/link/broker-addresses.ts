@@ -43,22 +43,17 @@ export class BrokerAddresses {
    */
   static async open(directory: string, configured: readonly string[], log: Logger): Promise<BrokerAddresses> {
     const file = join(directory, 'brokers.json');
-    const none = { offered: [], proven: [] };
+    let sent: z.output<typeof stored> = { offered: [], proven: [] };
     try {
-      return new BrokerAddresses(
-        file,
-        configured,
-        stored.parse(JSON.parse(await readFile(file, 'utf8'))),
-        log,
-      );
+      sent = stored.parse(JSON.parse(await readFile(file, 'utf8')));
     } catch (err) {
       if (!isErrno(err, 'ENOENT'))
         log.warn(
           { err, file },
           'cannot read the file with the addresses that a broker sent; using the addresses in the settings',
         );
-      return new BrokerAddresses(file, configured, none, log);
     }
+    return new BrokerAddresses(file, configured, sent, log);
   }
 
   /** Returns the address for the next attempt. Every address is tried before one is repeated. */
