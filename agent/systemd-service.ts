@@ -131,9 +131,8 @@ async function planAgent(
 
 /** Returns the flags of an agent that is started by hand. Leaves out those that only `install` has. */
 function flagsByHand(values: Record<string, unknown>): string {
-  const names = ['broker', 'join_token_file', 'name', 'tags', 'allow', 'root', 'hold_version'];
-  return names
-    .filter((name) => values[name] !== undefined)
+  return Object.keys(agentSettings)
+    .filter((name) => values[name] !== undefined && !(name in serviceSettings))
     .map((name) => ` --${name.replaceAll('_', '-')} ${quoteForShell([values[name]].flat().join(','))}`)
     .join('');
 }

@@ -39,7 +39,16 @@ describe.skipIf(hasSystemd)('without systemd (needs a machine where systemd does
   test('farhand-agent install prints the command that starts the agent by hand, and makes no file', () => {
     const home = temporaryFolder('home');
     writeFileSync(join(home, 'my token'), joinTokenText('x'.repeat(43), '0'.repeat(64), undefined));
-    const limits = ['--allow', 'metrics,files:read', '--root', '/srv', '--user', 'root'];
+    const limits = [
+      '--allow',
+      'metrics,files:read',
+      '--root',
+      '/srv',
+      '--user',
+      'root',
+      '--log-level',
+      'debug',
+    ];
     const argv = ['install', '--broker', 'b.test:8421', '--join-token-file', 'my token', ...limits];
     const { status, stderr } = spawnSync(process.execPath, [shippedProgram('farhand-agent'), ...argv], {
       ...{ cwd: home, encoding: 'utf8' },
@@ -47,7 +56,7 @@ describe.skipIf(hasSystemd)('without systemd (needs a machine where systemd does
     });
     expect([status, stderr]).toEqual([
       1,
-      "farhand-agent: install needs systemd, which does not run on this machine; start the agent without a service: farhand-agent --broker b.test:8421 --join-token-file 'my token' --allow 'metrics,files:read' --root /srv\n",
+      "farhand-agent: install needs systemd, which does not run on this machine; start the agent without a service: farhand-agent --broker b.test:8421 --join-token-file 'my token' --allow 'metrics,files:read' --root /srv --log-level debug\n",
     ]);
     expect(readdirSync(home)).toEqual(['my token']);
   });
