@@ -186,14 +186,21 @@ async function startHelper(
   await must('systemctl', ['enable', '--now', '--quiet', unit]);
 }
 
+/** Returns the account of the service. Creates the service's own account, with a home directory if it needs one. */
 async function accountOf({ name, home }: Service, user: string, undo: Undo): Promise<Account> {
   const found = await findAccount(user);
   if (found) return found;
   if (user !== name)
     throw new StartError(`--user ${user}: this machine has no such user; create it first`, 1);
-  const made = await makeAccount(user, home);
+  const where = home ? ['--create-home', `--home-dir=${home}`] : ['--no-create-home', '--home-dir=/'];
+  await must('useradd', ['--system', '--user-group', ...where, '--shell=/usr/sbin/nologin', user]);
   undo.push(() => removeAccount(user, home));
-  return made;
+  const made = await findAccount(user);
+  if (made) return made;
+  throw new StartError(
+    `useradd succeeded, but getent finds no user ${user}; check the user databases in /etc/nsswitch.conf`,
+    1,
+  );
 }
 
 async function rollBack(undo: Undo): Promise<string[]> {
@@ -306,19 +313,6 @@ export async function place(file: string, content: FileContent | undefined): Pro
 interface Account {
   uid: number;
   gid: number;
-}
-
-/** Creates a system account, with a home directory if `home` is given. */
-async function makeAccount(name: string, home: string | undefined): Promise<Account> {
-  const where = home ? ['--create-home', `--home-dir=${home}`] : ['--no-create-home', '--home-dir=/'];
-  await must('useradd', ['--system', '--user-group', ...where, '--shell=/usr/sbin/nologin', name]);
-  const made = await findAccount(name);
-  if (!made)
-    throw new StartError(
-      `useradd succeeded, but getent finds no user ${name}; check the user databases in /etc/nsswitch.conf`,
-      1,
-    );
-  return made;
 }
 
 /** Removes an account with its group and home. Throws StartError while a process of the account runs. */
