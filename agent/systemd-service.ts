@@ -14,11 +14,11 @@ import {
   readSettings,
   type Settings,
 } from '../shared/read-settings.ts';
+import type { Verb } from '../shared/run-service-program.ts';
 import { needSystemd, noService, type State } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
 import { type LinkState, linkIn } from '../shared/systemd/link-status-text.ts';
 import { installCommand, type Plan, perform, say, statusCommand } from '../shared/systemd/run-verbs.ts';
-import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { checkRoots } from './files/index.ts';
 import { readTokenFile } from './identity.ts';
 import { agentSettings, serviceSettings } from './settings-schema.ts';

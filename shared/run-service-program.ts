@@ -5,8 +5,10 @@ import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from './pro
 import { helpText, type Invocation, type Setting } from './read-settings.ts';
 import { collectAtRest } from './start-garbage-collection.ts';
 import { createNotify, type Notify } from './systemd/notify.ts';
-import { isVerb, ownCommand, type Verb, verbsHelp } from './systemd/verb-names-and-help.ts';
 import { version } from './version.ts';
+
+const serviceVerbs = ['install', 'status', 'uninstall'] as const;
+export type Verb = (typeof serviceVerbs)[number];
 
 export interface RunContext {
   log: Logger;
@@ -80,9 +82,10 @@ export function runServiceProgram(program: ServiceProgram): void {
 async function runVerb(program: ServiceProgram, { argv, env }: Invocation): Promise<boolean> {
   const [word = ''] = argv;
   const from = { argv: argv.slice(1), env };
-  if (isVerb(word)) {
+  const serviceVerb = serviceVerbs.find((one) => one === word);
+  if (serviceVerb) {
     const { service } = await program.loadServiceVerbs();
-    process.exitCode = await service(word, from, ownCommand(env));
+    process.exitCode = await service(serviceVerb, from, ownCommand(env));
     return true;
   }
   const verb = Object.hasOwn(program.verbs, word) ? program.verbs[word] : undefined;
@@ -93,5 +96,14 @@ async function runVerb(program: ServiceProgram, { argv, env }: Invocation): Prom
   return true;
 }
 
-const helpOf = ({ name, summary, settings, verbsHelp: more }: ServiceProgram): string =>
-  `${helpText(name, summary, settings)}${verbsHelp(name)}${more}`;
+/**
+ * Returns the command line that starts this program again. A launcher is preferred, because its path survives updates.
+ */
+function ownCommand({ FARHAND_PROGRAM: launcher }: Invocation['env']): string[] {
+  return launcher ? [launcher] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
+}
+
+const helpOf = ({ name, summary, settings, verbsHelp }: ServiceProgram): string =>
+  `${helpText(name, summary, settings)}
+To run it as a systemd service: ${name} install | status | uninstall, each with --help.
+${verbsHelp}`;

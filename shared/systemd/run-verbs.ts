@@ -13,9 +13,9 @@ import {
   type Settings,
   settingsText,
 } from '../read-settings.ts';
+import type { Verb } from '../run-service-program.ts';
 import { lastLines, needSystemd, type State, stateOf } from './control.ts';
 import { dataOf, type Installation, install, type Report, type Service, settingsOf } from './install.ts';
-import type { Verb } from './verb-names-and-help.ts';
 
 interface Command {
   purpose: string;
