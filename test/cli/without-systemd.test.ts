@@ -39,16 +39,7 @@ describe.skipIf(hasSystemd)('without systemd (needs a machine where systemd does
   test('farhand-agent install prints the command that starts the agent by hand, and makes no file', () => {
     const home = temporaryFolder('home');
     writeFileSync(join(home, 'my token'), joinTokenText('x'.repeat(43), '0'.repeat(64), undefined));
-    const limits = [
-      '--allow',
-      'metrics,files:read',
-      '--root',
-      '/srv',
-      '--user',
-      'root',
-      '--log-level',
-      'debug',
-    ];
+    const limits = '--allow metrics,files:read --root /srv --user root --log-level debug'.split(' ');
     const argv = ['install', '--broker', 'b.test:8421', '--join-token-file', 'my token', ...limits];
     const { status, stderr } = spawnSync(process.execPath, [shippedProgram('farhand-agent'), ...argv], {
       ...{ cwd: home, encoding: 'utf8' },
