@@ -65,48 +65,47 @@ type Look = { name: Bytes } & ({ stats: fs.BigIntStats } | { error: unknown });
  * Yields everything below an open directory in bytewise order, except protected paths. A directory comes before its
  * content, and again afterwards with `left` set.
  */
-export async function* walk(
+export function walk(
   start: fs.Confined,
   boundary: Boundary | undefined,
   options: WalkOptions,
 ): AsyncGenerator<Step, void, void> {
-  using walker = new Walker(start, boundary, options);
-  yield* walker.steps();
+  return new Walker(start, boundary, options).steps();
 }
 
-class Walker implements Disposable {
+class Walker {
   readonly #boundary: Boundary | undefined;
   readonly #options: WalkOptions;
   readonly #start: fs.Confined;
   readonly #levels: Level[] = [];
-  readonly #mount: string | undefined;
+  #mount: string | undefined;
   #isProtected: IsProtected = () => false;
 
   constructor(start: fs.Confined, boundary: Boundary | undefined, options: WalkOptions) {
     this.#start = start;
     this.#boundary = boundary;
     this.#options = options;
-    this.#mount = options.oneMount ? fs.mountOf(start) : undefined;
-  }
-
-  [Symbol.dispose](): void {
-    for (const { inside } of this.#levels) inside[Symbol.dispose]();
   }
 
   async *steps(): AsyncGenerator<Step, void, void> {
+    this.#mount = this.#options.oneMount ? fs.mountOf(this.#start) : undefined;
     this.#isProtected = (await this.#boundary?.protection()) ?? this.#isProtected;
     const self = await fs.identify(this.#start);
     const start = await fs.pin(this.#start, fs.pathOnly | fs.O_DIRECTORY);
     let level: Level | undefined = this.#push(start, self, '');
-    for (; level; level = this.#levels.at(-1)) {
-      this.#options.signal.throwIfAborted();
-      const look = await this.#next(level);
-      if (look) yield* this.#visit(level, look);
-      else {
-        this.#levels.pop();
-        level.inside[Symbol.dispose]();
-        if (level.step) yield { ...level.step, left: true };
+    try {
+      for (; level; level = this.#levels.at(-1)) {
+        this.#options.signal.throwIfAborted();
+        const look = await this.#next(level);
+        if (look) yield* this.#visit(level, look);
+        else {
+          this.#levels.pop();
+          level.inside[Symbol.dispose]();
+          if (level.step) yield { ...level.step, left: true };
+        }
       }
+    } finally {
+      for (const { inside } of this.#levels) inside[Symbol.dispose]();
     }
   }
 
