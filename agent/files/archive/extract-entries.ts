@@ -10,7 +10,7 @@ import {
   type TarEntry,
 } from '../../../shared/tar/index.ts';
 import { keepOwner, NewFile, seconds } from '../atomic/atomic-write.ts';
-import { linkAs } from '../atomic/rename-into-place.ts';
+import { place } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import type { Journal } from '../atomic/temporary-files-journal.ts';
 import * as fs from '../confine/confined-fs.ts';
@@ -221,9 +221,7 @@ export class Extractor implements AsyncDisposable {
   async #place(arrival: Arrival, at: fs.Confined): Promise<void> {
     const { to, path } = arrival;
     await this.#assertFree(arrival);
-    if (this.#options.overwrite) return fs.rename(at, to);
-    await linkAs(at, to, path);
-    await fs.unlink(at);
+    await place({ from: at, to, directory: false, overwrite: this.#options.overwrite, path });
   }
 
   /**

@@ -3,7 +3,7 @@ import { isErrno } from '../../../shared/errors.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
-import { linkAs } from './rename-into-place.ts';
+import { place } from './rename-into-place.ts';
 import type { Journal, TemporaryName } from './temporary-files-journal.ts';
 
 /** Number of bytes written between two flushes. A single flush at the end of a large file could take minutes. */
@@ -185,16 +185,11 @@ export class AtomicWrite implements AsyncDisposable {
 
   /** Gives the file its final name atomically. Without `overwrite` it fails if the name exists. */
   async place(overwrite: boolean): Promise<void> {
-    const { at } = this.#name;
-    const { entry } = this;
-    if (overwrite) await fs.rename(at, entry.at);
-    else {
-      await linkAs(at, entry.at, entry.path);
-      // unlink(2) updates the change time of the file. So the temporary name is removed now, before the caller reads
-      // that time for the etag.
-      await fs.unlink(at);
-    }
-    await entry.keep();
+    const { at: to, path } = this.entry;
+    // Without `overwrite`, place() also removes the temporary name. unlink(2) updates the change time of the file, so
+    // the caller must read that time for the etag afterwards.
+    await place({ from: this.#name.at, to, directory: false, overwrite, path });
+    await this.entry.keep();
   }
 
   /** Removes the temporary file unless it got its final name. */

@@ -32,7 +32,7 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
 }
 
 /** Gives a file a second name. Fails with EEXIST if the name is taken, and cannot link directories. */
-export async function linkAs(from: Confined, to: Confined, path: Bytes): Promise<void> {
+async function linkAs(from: Confined, to: Confined, path: Bytes): Promise<void> {
   try {
     await link(from, to);
   } catch (error) {
