@@ -21,13 +21,12 @@ export interface Survey {
   /** Inodes of the directory and of all directories above it, from the directory upwards. */
   chain: string[];
   roots: (string | undefined)[];
-  protectedInodes: ProtectedInode[];
   /** True if the name lies in the /proc directory of one of the agent's own processes. */
   ownProcess: boolean;
 }
 
-/** True if a name is protected. `parent`: device and inode of its directory. */
-export type IsProtected = (parent: string, name: Bytes, stats: BigIntStats) => boolean;
+/** True if a name is protected. `parent`: device and inode of its directory. `stats` describes its file, if one exists. */
+export type IsProtected = (parent: string, name: Bytes, stats: BigIntStats | undefined) => boolean;
 
 /** Device and inode of a path, with symlinks followed. */
 const identify = async (path: Bytes): Promise<string> =>
@@ -118,7 +117,7 @@ export class Boundary {
       showsProcess(at, name, this.#processes()),
       this.#protected.refresh(name),
     ]);
-    return { name, chain, roots, protectedInodes: this.#protected.all(), ownProcess };
+    return { name, chain, roots, ownProcess };
   }
 
   /** Throws permission_denied unless the name may be used. `stats` describes its file, if one exists. */
@@ -136,10 +135,7 @@ export class Boundary {
    * outside the roots.
    */
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
-    const self = stats && identityOf(stats);
-    const behind = survey.ownProcess || survey.protectedInodes.some((one) => isBehind(one, survey, self));
-    if (!behind && !(stats && hasSeveralNames(stats) && this.#protected.isInside(identityOf(stats)))) return;
-    throw ownFile(path);
+    if (survey.ownProcess || this.#isProtected(survey, stats)) throw ownFile(path);
   }
 
   /** Returns a function that checks many names in a row. It reads the protected inodes again about once a second. */
@@ -147,10 +143,15 @@ export class Boundary {
     await this.#protected.refresh();
     return (parent, name, stats) => {
       if (this.#protected.stale) void this.#protected.refresh();
-      const self = identityOf(stats);
-      if (this.#protected.all().some((one) => isBehind(one, { name, chain: [parent] }, self))) return true;
-      return hasSeveralNames(stats) && this.#protected.isInside(self);
+      return this.#isProtected({ name, chain: [parent] }, stats);
     };
+  }
+
+  #isProtected(place: Pick<Survey, 'chain' | 'name'>, stats: BigIntStats | undefined): boolean {
+    const self = stats && identityOf(stats);
+    if (this.#protected.all().some((one) => isBehind(one, place, self))) return true;
+    // A regular file with several hard links: one of them may lie in a protected directory.
+    return !!self && stats.isFile() && stats.nlink > 1n && this.#protected.isInside(self);
   }
 
   /**
@@ -162,23 +163,15 @@ export class Boundary {
     if (stats.isFile()) return;
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];
-    const reasons: [reason: string, lineage: Promise<Set<string>>][] = [
-      ['cannot be removed, moved or replaced: it is the root directory of the machine', lineageOf(['/'])],
-      [
-        "cannot be removed, moved or replaced: it is, or contains, the home directory of the agent's user",
-        lineageOf([home]),
-      ],
-      [
-        'cannot be removed, moved or replaced: it is, or contains, one of the directories of --root',
-        lineageOf(roots),
-      ],
-      [
-        "cannot be removed, moved or replaced: it is, or contains, one of the agent's own files",
-        this.#protected.lineage(),
-      ],
+    const reasons: [reason: string, paths: Bytes[]][] = [
+      ['is the root directory of the machine', ['/']],
+      ["is, or contains, the home directory of the agent's user", [home]],
+      ['is, or contains, one of the directories of --root', roots],
+      ["is, or contains, one of the agent's own files", this.#protected.paths],
     ];
-    for (const [reason, lineage] of reasons)
-      if ((await lineage).has(self)) throw fault('permission_denied', path, reason);
+    for (const [reason, paths] of reasons)
+      if ((await lineageOf(paths)).has(self))
+        throw fault('permission_denied', path, `cannot be removed, moved or replaced: it ${reason}`);
   }
 
   outside(path: Bytes): AppError {
@@ -188,9 +181,6 @@ export class Boundary {
 
 export const ownFile = (path: Bytes): AppError =>
   fault('permission_denied', path, 'is not served: it belongs to the agent itself');
-
-/** True if a file has several hard links. One of them may lie in a protected directory. */
-const hasSeveralNames = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;
 
 function isBehind(
   inode: ProtectedInode,

@@ -1,6 +1,6 @@
 // Finds the inodes of the protected paths (the agent's own files). They are read from the disk about once a second.
-import { type BigIntStats, lstatSync, readdirSync, stat } from 'node:fs';
-import { lstat, realpath } from 'node:fs/promises';
+import { type BigIntStats, lstatSync, readdirSync } from 'node:fs';
+import { lstat, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { monotonic } from '../../../shared/clock.ts';
 import { isErrno } from '../../../shared/errors.ts';
@@ -28,7 +28,7 @@ export interface ProtectedInode {
 const trustMs = 1_000;
 
 export class ProtectedInodes {
-  readonly #paths: Bytes[];
+  readonly paths: Bytes[];
   readonly #known = new Map<Bytes, ProtectedInode>();
   #lookedAt = Number.NEGATIVE_INFINITY;
   #inside = new Set<string>();
@@ -37,7 +37,7 @@ export class ProtectedInodes {
   #insideAt = Number.NEGATIVE_INFINITY;
 
   constructor(paths: Bytes[]) {
-    this.#paths = paths;
+    this.paths = paths;
   }
 
   get stale(): boolean {
@@ -55,7 +55,7 @@ export class ProtectedInodes {
     // `name` is given, only paths that contain this name are read again.
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
-    const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
+    const paths = stale ? this.paths : this.paths.filter(mayHaveGrown);
     // Stats read in this refresh, shared because many protected paths lie in the same directories.
     const seen: Seen = new Map();
     await Promise.all(paths.map(async (path) => this.#known.set(path, await inodeOf(path, seen))));
@@ -63,13 +63,6 @@ export class ProtectedInodes {
 
   all(): ProtectedInode[] {
     return [...this.#known.values()];
-  }
-
-  /**
-   * Inodes of the protected paths and of all directories above them. None of these may be removed, moved or replaced.
-   */
-  lineage(): Promise<Set<string>> {
-    return lineageOf(this.#paths);
   }
 
   /**
@@ -139,15 +132,9 @@ async function inodeOf(path: Bytes, seen: Seen): Promise<ProtectedInode> {
   };
 }
 
-/**
- * Returns the stats of a path; undefined if it is missing. The callback form of stat costs half as much as the
- * promise form.
- */
-function statOf(path: Bytes): Promise<BigIntStats | undefined> {
-  return new Promise((resolve) => {
-    stat(bytes(path), { bigint: true }, (_error, stats) => resolve(stats));
-  });
-}
+/** Returns the stats of a path; undefined if it is missing. */
+const statOf = (path: Bytes): Promise<BigIntStats | undefined> =>
+  stat(bytes(path), { bigint: true }).catch(() => undefined);
 
 /**
  * Inodes of paths and of all directories above them, both as spelled and with symlinks resolved. Never
