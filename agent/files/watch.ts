@@ -5,11 +5,11 @@ import { sleep } from '../../shared/clock.ts';
 import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
 import { Wake } from '../../shared/wake.ts';
-import type { IsProtected } from './confine/boundary.ts';
+import type { Boundary, IsProtected } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';
 import { type Bytes, bytes } from './confine/request-path.ts';
-import type { Confinement, PathEntry } from './confine/resolve.ts';
+import type { PathEntry } from './confine/resolve.ts';
 import type { Disk, Operation } from './operations-to-handlers.ts';
 
 /** Maximum number of changed names that wait for the client. More are reported as an overflow. */
@@ -24,7 +24,10 @@ const settling = 20;
  */
 const folderNames = 15;
 
-/** Quota of names that all watches together have in memory. A directory watched twice counts twice. */
+/**
+ * Quota of names that all watches together have in memory. A directory watched twice counts twice. A watch that exceeds
+ * the quota ends, and the other watches continue.
+ */
 export const watchQuota = (names = 300_000): Quota =>
   new Quota(
     names,
@@ -35,7 +38,6 @@ type Kind = 'file' | 'directory';
 
 interface Folder {
   self: string;
-  stats: fs.BigIntStats;
   watcher: fs.FSWatcher;
   /** Entries last found in the directory. */
   names: Map<Bytes, Kind>;
@@ -62,7 +64,7 @@ const overflows = new Set<() => void>();
 const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}/${name}`);
 
 class Watch implements Disposable {
-  readonly #confinement: Confinement;
+  readonly #boundary: Boundary;
   readonly #isTemporary: (name: Bytes) => boolean;
   readonly #entry: PathEntry;
   readonly #recursive: boolean;
@@ -83,7 +85,7 @@ class Watch implements Disposable {
   };
 
   constructor({ reading, watches, journal }: Disk, entry: PathEntry, recursive: boolean) {
-    this.#confinement = reading;
+    this.#boundary = reading.boundary;
     this.#isTemporary = journal.isTemporary;
     this.#entry = entry;
     this.#recursive = recursive;
@@ -101,7 +103,7 @@ class Watch implements Disposable {
 
   /** Yields an empty batch once all directories are watched. Then yields the changes. */
   async *batches(signal: AbortSignal): AsyncGenerator<FileChange[], void, void> {
-    const isProtected = await this.#confinement.boundary.protection();
+    const isProtected = await this.#boundary.protection();
     for await (const _ of this.#enter('', isProtected));
     yield [];
     for (;;) {
@@ -109,8 +111,7 @@ class Watch implements Disposable {
       await sleep(settling, signal);
       signal.throwIfAborted();
       // Access is checked again, because the directory may have been moved out of the roots.
-      const { boundary } = this.#confinement;
-      boundary.judge(await boundary.survey({ at: this.#start }), undefined, this.#entry.path);
+      this.#boundary.judge(await this.#boundary.survey({ at: this.#start }), undefined, this.#entry.path);
       let batch: FileChange[] = [];
       for await (const change of this.#changes()) {
         if (batch.push(change) < batchSize) continue;
@@ -156,7 +157,7 @@ class Watch implements Disposable {
       yield* this.#leave('', 'directory');
       return;
     }
-    const isProtected = await this.#confinement.boundary.protection();
+    const isProtected = await this.#boundary.protection();
     if (this.#overflown) {
       this.#take();
       this.#overflown = false;
@@ -171,8 +172,7 @@ class Watch implements Disposable {
       for (const name of names) {
         if (name === '.') continue;
         const stats = await fs.lookAt(fs.child(pinned.at, name));
-        if (!isProtected(folder.self, name, stats ?? folder.stats))
-          yield* this.#look(path, folder, name, stats, isProtected);
+        if (!isProtected(folder.self, name, stats)) yield* this.#look(path, folder, name, stats, isProtected);
       }
     }
   }
@@ -211,7 +211,7 @@ class Watch implements Disposable {
       const folder = await this.#add(path, isProtected);
       if (!folder) continue;
       for (const [name, kind] of folder.names) {
-        if (isProtected(folder.self, name, folder.stats)) continue;
+        if (isProtected(folder.self, name, undefined)) continue;
         const below = join(path, name);
         yield this.#change('ADDED', below, kind);
         if (kind === 'directory' && this.#recursive) open.push(below);
@@ -251,7 +251,7 @@ class Watch implements Disposable {
       this.#drop(path);
       // Watching begins before the entries are read, so that no change is missed.
       const watcher = this.#watch(path, at);
-      const folder: Folder = { self: fs.identityOf(stats), stats, watcher, names: new Map() };
+      const folder: Folder = { self: fs.identityOf(stats), watcher, names: new Map() };
       this.#folders.set(path, folder);
       for await (const batch of fs.namesIn(at)) {
         for (const { name, directory } of batch)
@@ -276,7 +276,7 @@ class Watch implements Disposable {
   }
 
   #know(folder: Folder, name: Bytes, kind: Kind): void {
-    if (!folder.names.has(name)) this.#takeQuota(1);
+    if (!folder.names.has(name)) this.#quota.add(1);
     folder.names.set(name, kind);
   }
 
@@ -309,22 +309,12 @@ class Watch implements Disposable {
     }
   }
 
-  /** Counts names against the quota. A watch that exceeds the quota ends, and the other watches continue. */
-  #takeQuota(names: number): void {
-    try {
-      this.#quota.add(names);
-    } catch (error) {
-      this.#dropAll();
-      throw error;
-    }
-  }
-
   /**
    * Watches a directory through its open handle `at`, because its path may lead to another directory by now. The
    * library chokidar is not used, because it watches paths.
    */
   #watch(path: Bytes, at: fs.Confined): fs.FSWatcher {
-    this.#takeQuota(folderNames);
+    this.#quota.add(folderNames);
     try {
       const watcher = fs.watch(at);
       watcher.on('change', (_, name) => this.#mark(path, String(name)));

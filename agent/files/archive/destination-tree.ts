@@ -22,9 +22,10 @@ interface Attributes {
 
 export interface TreeDirectory {
   pinned: fs.Pinned;
+  /** Device and inode. */
+  self: string;
   /** Path relative to the top; empty for the top itself. */
   path: Bytes;
-  stats: fs.BigIntStats;
   /**
    * Path of the directory from which new files here inherit their default ACL, and their group if it is setgid. This is
    * the directory itself if it existed before the extraction, or is the top. Otherwise it is the `inheritsFrom` of its
@@ -99,8 +100,8 @@ export class Tree implements Disposable {
   }
 
   /** Throws if the name is protected. `present`: stats of the file that currently has the name. */
-  assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
-    if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
+  assertFree({ self }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
+    if (!this.#isProtected(self, name, present)) return;
     throw entryFault(
       'permission_denied',
       path,
@@ -170,9 +171,10 @@ export class Tree implements Disposable {
     try {
       const stats = await pinned.stat();
       this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, this.pathOf(path));
-      const remembered = this.#remember(path, fs.identityOf(stats), made);
+      const self = fs.identityOf(stats);
+      const remembered = this.#remember(path, self, made);
       const inheritsFrom = above && remembered.made ? above.inheritsFrom : path;
-      const directory = { pinned, path, stats, inheritsFrom };
+      const directory = { pinned, self, path, inheritsFrom };
       this.#open.set(path, directory);
       return directory;
     } catch (error) {
