@@ -1,20 +1,11 @@
 // Moves a finished file or directory to its final name atomically. Without `overwrite` nothing is replaced.
 import { isErrno } from '../../../shared/errors.ts';
-import {
-  type Confined,
-  identityOf,
-  link,
-  lstat,
-  mkdir,
-  rename,
-  rmdir,
-  unlink,
-} from '../confine/confined-fs.ts';
+import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
 
 export interface Placement {
-  from: Confined;
-  to: Confined;
+  from: fs.Confined;
+  to: fs.Confined;
   directory: boolean;
   overwrite: boolean;
   /** Path of the target, for messages. */
@@ -23,18 +14,18 @@ export interface Placement {
 
 /** Renames `from` to `to`. Throws EXDEV if they are on different file systems. */
 export async function place({ from, to, directory, overwrite, path }: Placement): Promise<void> {
-  if (overwrite) return rename(from, to);
+  if (overwrite) return fs.rename(from, to);
   if (directory) return claim(from, to);
   await linkAs(from, to, path);
-  const [old, made] = await Promise.all([lstat(from), lstat(to)]);
+  const [old, made] = await Promise.all([fs.lstat(from), fs.lstat(to)]);
   // `from` is removed only if it still names the placed file: another program may have replaced it.
-  if (identityOf(old) === identityOf(made)) await unlink(from);
+  if (fs.identityOf(old) === fs.identityOf(made)) await fs.unlink(from);
 }
 
 /** Gives a file a second name. Fails with EEXIST if the name is taken, and cannot link directories. */
-async function linkAs(from: Confined, to: Confined, path: Bytes): Promise<void> {
+async function linkAs(from: fs.Confined, to: fs.Confined, path: Bytes): Promise<void> {
   try {
-    await link(from, to);
+    await fs.link(from, to);
   } catch (error) {
     if (!isErrno(error, 'EPERM', 'EOPNOTSUPP')) throw error;
     throw fault(
@@ -49,12 +40,12 @@ async function linkAs(from: Confined, to: Confined, path: Bytes): Promise<void> 
  * Renames a directory to a free name. First mkdir(2) creates an empty directory there, and fails if the name is taken.
  * Then rename(2) replaces this empty directory.
  */
-async function claim(from: Confined, to: Confined): Promise<void> {
-  await mkdir(to, 0o700);
+async function claim(from: fs.Confined, to: fs.Confined): Promise<void> {
+  await fs.mkdir(to, 0o700);
   try {
-    await rename(from, to);
+    await fs.rename(from, to);
   } catch (error) {
-    await rmdir(to).catch(() => undefined);
+    await fs.rmdir(to).catch(() => undefined);
     throw error;
   }
 }

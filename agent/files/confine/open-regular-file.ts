@@ -1,15 +1,7 @@
 // Opens regular files to read their bytes: files named by a request, and files found by a walk.
 import { ignoring } from '../../../shared/errors.ts';
 import type { Boundary } from './boundary.ts';
-import {
-  type BigIntStats,
-  identify,
-  identityOf,
-  O_NOFOLLOW,
-  type Pinned,
-  pin,
-  readOnly,
-} from './confined-fs.ts';
+import * as fs from './confined-fs.ts';
 import { holdsMemory } from './kernel-file-systems.ts';
 import { fault, type Target } from './request-path.ts';
 import type { Confinement } from './resolve.ts';
@@ -17,12 +9,16 @@ import type { Step } from './walk-tree.ts';
 
 /** An open file, which the caller closes. */
 export interface Contents {
-  file: Pinned;
-  stats: BigIntStats;
+  file: fs.Pinned;
+  stats: fs.BigIntStats;
 }
 
 /** True if the bytes before `end` may have changed between `then` and `now`. A file that only grew has not changed. */
-export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
+export function hasChanged(
+  then: fs.BigIntStats,
+  now: fs.BigIntStats,
+  end: bigint | number = then.size,
+): boolean {
   return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);
 }
 
@@ -39,7 +35,7 @@ export async function openTargetFile(
   if (await holdsMemory(entry.name, at, stats))
     throw fault('unsupported_file', path, 'is not served: it gives access to the memory of a process');
   // The entry was opened with O_PATH, which cannot read. `at` opens the same inode again for reading.
-  return { file: await pin(at, readOnly), stats, link: entry.link };
+  return { file: await fs.pin(at, fs.readOnly), stats, link: entry.link };
 }
 
 /**
@@ -49,15 +45,15 @@ export async function openTargetFile(
 export async function openFileContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
   // The file is gone, or a symlink, socket or device has its name now.
   const other = ignoring('ENOENT', 'ELOOP', 'ENXIO', 'ENODEV');
-  const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(other);
+  const file = await fs.pin(step.at, fs.readOnly | fs.O_NOFOLLOW).catch(other);
   if (!file) return undefined;
   let contents: Contents | undefined;
   try {
     const stats = await file.stat();
     // The walk has checked the file that had this name. If another file has the name now, it is checked here.
-    const isOther = identityOf(step.stats) !== identityOf(stats);
+    const isOther = fs.identityOf(step.stats) !== fs.identityOf(stats);
     const isProtected =
-      isOther && (await boundary.protection())(await identify(step.parent), step.name, stats);
+      isOther && (await boundary.protection())(await fs.identify(step.parent), step.name, stats);
     if (stats.isFile() && !isProtected && !(await holdsMemory(step.name, file.at, stats)))
       contents = { file, stats };
     return contents;
