@@ -2,8 +2,8 @@
 import type { StatFileResponse } from '../../proto/types/farhand/agent/v1/StatFileResponse.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
-import { type BigIntStats, readlink } from './confine/confined-fs.ts';
-import { assertFolder, type Bytes, type Target } from './confine/request-path.ts';
+import { readlink } from './confine/confined-fs.ts';
+import { assertFolder, type Target } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Disk, Operation } from './operations-to-handlers.ts';
@@ -32,12 +32,8 @@ async function withDigest(disk: Disk, target: Target, signal: AbortSignal): Prom
 /** If one of these errors occurs while a symlink is followed, the symlink itself is described. */
 const lost: readonly Code[] = ['file_not_found', 'permission_denied', 'invalid_path', 'not_a_directory'];
 
-interface Found {
-  stats: BigIntStats;
-  link: Bytes | undefined;
-}
-
-async function find(confinement: Confinement, target: Target): Promise<Found> {
+/** Follows a symlink if it leads to a file. Returns the stats of the file or symlink, and what the symlink contains. */
+async function find(confinement: Confinement, target: Target) {
   const { path } = target;
   try {
     await using entry = await confinement.entry(path);

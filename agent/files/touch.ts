@@ -3,7 +3,7 @@ import { latestInstant, now } from '../../shared/clock.ts';
 import { AppError, ignoring } from '../../shared/errors.ts';
 import { NewFile, seconds } from './atomic/atomic-write.ts';
 import { type BigIntStats, type Pinned, pin, readOnly } from './confine/confined-fs.ts';
-import { assertFolder, fault, type Target } from './confine/request-path.ts';
+import { assertFile, assertFolder, fault, type Target } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { describe } from './file-description.ts';
 import type { Disk, Operation, RequestOf } from './operations-to-handlers.ts';
@@ -25,7 +25,9 @@ export const touchFile: Operation<'touchFile'> = async (disk, request, target, s
 
 async function touch(disk: Disk, request: Request, target: Target, signal: AbortSignal) {
   await using entry = await disk.writing.entry(target.path);
-  if (!entry.found) assertCreate(request, target);
+  if (!entry.found && !request.create)
+    throw fault('file_not_found', target.path, 'does not exist; set create to true to create it');
+  if (!entry.found) assertFile(target);
   signal.throwIfAborted();
   const stats = entry.found ? await change(entry, request, target) : await create(entry, request);
   return stats && describe(target.path, stats, await disk.users(), entry.link);
@@ -71,15 +73,5 @@ function assertTime({ modified_at_ms = 0 }: Request): void {
     throw new AppError(
       'invalid_request',
       `modified_at_ms: must be from -${latestInstant} to ${latestInstant}`,
-    );
-}
-
-function assertCreate(request: Request, { path, folder }: Target): void {
-  if (!request.create) throw fault('file_not_found', path, 'does not exist; set create to true to create it');
-  if (folder)
-    throw fault(
-      'is_a_directory',
-      path,
-      'the requested path names a directory: it is empty or "~", or ends in "/", "." or ".."',
     );
 }

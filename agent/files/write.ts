@@ -5,7 +5,7 @@ import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/W
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
 import { AtomicWrite } from './atomic/atomic-write.ts';
 import { type BigIntStats, identify, lookAt } from './confine/confined-fs.ts';
-import { assertMode, type Bytes, bytes, fault, type Target } from './confine/request-path.ts';
+import { assertFile, assertMode, type Bytes, bytes, fault, type Target } from './confine/request-path.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Disk } from './operations-to-handlers.ts';
 import type { Upload } from './upload-messages.ts';
@@ -15,15 +15,11 @@ type FileUpload = Upload<WriteFileOpen__Output, WriteFileCommit__Output>;
 export async function writeFile(
   { writing, journal, users }: Disk,
   upload: FileUpload,
-  { path, folder }: Target,
+  target: Target,
   signal: AbortSignal,
 ): Promise<WriteFileResponse> {
-  if (folder)
-    throw fault(
-      'is_a_directory',
-      path,
-      'the requested path names a directory: it is empty or "~", or ends in "/", "." or ".."',
-    );
+  assertFile(target);
+  const { path } = target;
   await using entry = await writing.entry(path, upload.open.create_parents);
   assertAllowed(entry.found?.stats, upload.open, path);
   await using draft = await AtomicWrite.begin(entry, journal);

@@ -40,6 +40,13 @@ export function assertFolder({ path, folder }: Target, stats: { isDirectory(): b
   if (folder && !stats.isDirectory()) throw fault('not_a_directory', path, 'is not a directory');
 }
 
+/** Throws is_a_directory if the path must be a directory. */
+export function assertFile({ path, folder }: Target): void {
+  if (!folder) return;
+  const reason = 'the requested path names a directory: it is empty or "~", or ends in "/", "." or ".."';
+  throw fault('is_a_directory', path, reason);
+}
+
 /** Throws invalid_request if a mode has more than twelve bits. */
 export function assertMode(mode: number | undefined): void {
   if (mode !== undefined && mode > 0o7777)
