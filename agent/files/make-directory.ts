@@ -1,5 +1,5 @@
 // Creates a directory with the requested mode, and the setgid bit of its parent. Fails if the path exists.
-import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/confined-fs.ts';
+import { type BigIntStats, chmodDirectory, mkdir, pin, rmdir } from './confine/confined-fs.ts';
 import { assertMode, fault } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { describe } from './file-description.ts';
@@ -19,9 +19,7 @@ async function make(entry: PathEntry, mode: number): Promise<BigIntStats> {
   await mkdir(entry.at, mode & 0o777);
   try {
     using made = await pin(entry.at);
-    // Sets the exact mode, whatever the umask is. A setgid bit inherited from the parent directory stays.
-    const inherited = Number((await made.stat()).mode) & 0o2000;
-    await chmod(made.at, mode | inherited);
+    await chmodDirectory(made, mode);
     await entry.keep();
     return await made.stat();
   } catch (error) {

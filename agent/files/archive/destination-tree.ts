@@ -118,7 +118,7 @@ export class Tree implements Disposable {
     const remembered = this.#remembered.get(path);
     if (!remembered?.made) return;
     remembered.attributes = attributes;
-    await setMode(directory, attributes.mode);
+    await setMode(directory.pinned, attributes.mode);
   }
 
   /**
@@ -162,7 +162,7 @@ export class Tree implements Disposable {
     // Opening the name shows which of the two.
     const made = (await fs.mkdir(at, mode | 0o700).then(() => true, ignoring('EEXIST'))) ?? false;
     const directory = await this.#admit(path, await open(), made, above);
-    if (made) await setMode(directory, mode);
+    if (made) await setMode(directory.pinned, mode);
     return directory;
   }
 
@@ -213,15 +213,11 @@ function notDirectory(path: Bytes, error: unknown): unknown {
 }
 
 /**
- * Sets the mode of a created directory independently of the umask. During the extraction the owner also has all
- * permissions, so that the agent can create files in the directory. At the end, seal() sets the exact mode. An
- * inherited setgid bit stays.
+ * Sets the mode of a created directory. During the extraction the owner also has all permissions, so that the agent can
+ * create files in the directory. At the end, seal() sets the exact mode.
  */
-async function setMode({ pinned }: TreeDirectory, mode: number): Promise<void> {
-  const now = Number((await pinned.stat()).mode) & 0o7777;
-  const wanted = (now & 0o2000) | mode | 0o700;
-  if (now !== wanted) await fs.chmod(pinned.at, wanted);
-}
+const setMode = (directory: fs.Pinned, mode: number): Promise<void> =>
+  fs.chmodDirectory(directory, mode | 0o700);
 
 /**
  * Flushes a directory. A directory that the agent created first gets the mode and time of its archive entry, or mode
@@ -238,8 +234,7 @@ async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flu
       const { attributes } = known;
       const time = attributes?.mtimeNs;
       if (time !== undefined) await handle.utimes(seconds(time), seconds(time));
-      // A setgid bit inherited from the parent directory stays.
-      await handle.chmod(((await handle.stat()).mode & 0o2000) | (attributes?.mode ?? defaultMode));
+      await fs.chmodDirectory(directory, attributes?.mode ?? defaultMode);
     }
     await handle.sync().catch(ignoring('EINVAL', 'EOPNOTSUPP'));
   };

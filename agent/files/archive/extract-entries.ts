@@ -75,7 +75,10 @@ export class Extractor implements AsyncDisposable {
     }
     await asEntry(path, async () => {
       if (path !== '') await tree.describeTop();
-      await (entry.kind === 'directory' ? this.#directory(entry, path) : this.#one(entry, path));
+      const { kind, mode, mtimeNs } = entry;
+      await (kind === 'directory'
+        ? tree.describe(path, { mode: mode & 0o777, mtimeNs })
+        : this.#one(entry, path));
     });
   }
 
@@ -93,10 +96,6 @@ export class Extractor implements AsyncDisposable {
       pinned[Symbol.dispose]();
     }
     this.#temporary.clear();
-  }
-
-  async #directory({ mode, mtimeNs }: TarEntry, path: Bytes): Promise<void> {
-    await this.#options.tree.describe(path, { mode: mode & 0o777, mtimeNs });
   }
 
   async #one(entry: TarEntry, path: Bytes): Promise<void> {

@@ -86,6 +86,11 @@ export const lstat = (at: Confined): Promise<BigIntStats> =>
     callbacks.lstat(bytes(at), { bigint: true }, (error, stats) => (error ? reject(error) : resolve(stats)));
   });
 
+/** Sets the mode of a directory, whatever the umask is. A setgid bit inherited from the parent directory stays. */
+export async function chmodDirectory(directory: Pinned, mode: number): Promise<void> {
+  await chmod(directory.at, (Number((await directory.stat()).mode) & 0o2000) | mode);
+}
+
 export const ignoreMissing = ignoring('ENOENT');
 
 /** Stats of a name without following a symlink; undefined if it is missing. */

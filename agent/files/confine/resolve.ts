@@ -199,8 +199,7 @@ export class Confinement {
     }
     trail.made.push({ above, name });
     const made = await trail.hold(at, fs.O_DIRECTORY | fs.O_NOFOLLOW);
-    // Sets mode 0755 whatever the umask is. A setgid bit inherited from the parent directory stays.
-    await fs.chmod(made.at, (Number((await made.stat()).mode) & 0o7000) | 0o755);
+    await fs.chmodDirectory(made, 0o755);
     return made;
   }
 
