@@ -26,6 +26,7 @@ import {
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Open = NonNullable<WriteFileRequest['open']>;
 type Commit = NonNullable<WriteFileRequest['commit']>;
+type Chunks = AsyncIterable<Uint8Array> | Iterable<Uint8Array>;
 
 type Form = ReturnType<Input<Route<'upload'>>['content']['fields']>;
 
@@ -69,22 +70,7 @@ export function writeHandlers(services: FileServices) {
       return entryOf(entry);
     },
 
-    put(input, caller) {
-      const { create_parents, if_match } = input;
-      const overwrite = input.overwrite && input.if_none_match === undefined;
-      const path = bytesOf(input.path, input.path_encoding);
-      const open = { path, create_parents, overwrite, ...present({ if_match }) };
-      const options = bulk(caller);
-      return store(
-        services,
-        input,
-        open,
-        input.content.chunks,
-        () => commitOf({ ...input, overwrite }),
-        caller,
-        options,
-      );
-    },
+    put: (input, caller) => putFile(services, input, input.content.chunks, caller, bulk(caller)),
   } satisfies Partial<Handlers['files']>;
 }
 
@@ -98,7 +84,7 @@ function uploadFile(services: FileServices, input: Input<Route<'upload'>>, calle
     assertBeforeFile(input, fields);
     return commitOf(fields);
   };
-  return store(services, input, open, content.chunks, commit, caller, bulk(caller));
+  return store(services, input, upload(open, content.chunks, commit), caller, bulk(caller));
 }
 
 async function extractArchive(services: FileServices, input: Input<Route<'extract'>>, caller: Caller) {
@@ -126,12 +112,7 @@ function assertBeforeFile(early: Partial<Form>, fields: Form): void {
 }
 
 /** Returns the request to move or copy on one machine. */
-function fromTo(
-  input: Pick<
-    Input<Route<'move'>>,
-    'source' | 'source_encoding' | 'destination' | 'destination_encoding' | 'overwrite'
-  >,
-) {
+function fromTo(input: Input<Route<'move'>>) {
   return {
     source: bytesOf(input.source, input.source_encoding),
     destination: bytesOf(input.destination, input.destination_encoding),
@@ -141,35 +122,37 @@ function fromTo(
 
 async function writeContent(services: FileServices, input: Input<Route<'write'>>, caller: Caller) {
   const content = Buffer.from(input.content, input.encoding === 'base64' ? 'base64' : 'utf8');
+  return putFile(services, { ...input, overwrite: true }, pieces(content), caller, short(caller));
+}
+
+/** Writes a file. All parameters are known before its bytes, unlike those of a form. */
+async function putFile(
+  services: FileServices,
+  input: Omit<Input<Route<'put'>>, 'content'>,
+  chunks: Chunks,
+  caller: Caller,
+  options: CallOptions,
+) {
+  const { mode, create_parents, if_match, if_none_match } = input;
   const path = bytesOf(input.path, input.path_encoding);
-  const overwrite = input.if_none_match === undefined;
-  const { create_parents, if_match } = input;
+  const overwrite = input.overwrite && if_none_match === undefined;
   const open = { path, create_parents, overwrite, ...present({ if_match }) };
-  const commit = () => commitOf({ mode: input.mode, overwrite });
-  return store(services, input, open, pieces(content), commit, caller, short(caller));
+  const requests = upload(open, chunks, () => commitOf({ mode, overwrite }));
+  return store(services, input, requests, caller, options).catch((error: unknown) => {
+    // If the request has If-None-Match and the file exists, the answer is 412 (RFC 9110 section 13.1.2).
+    const isOld = if_none_match !== undefined && error instanceof AppError && error.code === 'already_exists';
+    throw isOld ? new AppError('precondition_failed', error.message, error.details) : error;
+  });
 }
 
 async function store(
   services: FileServices,
-  {
-    machine_id,
-    if_none_match,
-  }: Pick<Input<Route<'put'>>, 'machine_id'> & { if_none_match?: string | undefined },
-  open: Open,
-  chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
-  commit: () => Commit,
+  { machine_id }: Pick<Input<Route<'put'>>, 'machine_id'>,
+  requests: ReturnType<typeof upload<Open, Commit>>,
   caller: Caller,
   options: CallOptions,
 ) {
-  const written = await services.presence
-    .get(machine_id)
-    .stub.writeFile(upload(open, chunks, commit), options)
-    .catch((error: unknown) => {
-      // If the request has If-None-Match and the file exists, the answer is 412 (RFC 9110 section 13.1.2).
-      const isOld =
-        if_none_match !== undefined && error instanceof AppError && error.code === 'already_exists';
-      throw isOld ? new AppError('precondition_failed', error.message, error.details) : error;
-    });
+  const written = await services.presence.get(machine_id).stub.writeFile(requests, options);
   caller.headers.set('ETag', assertEtag(written.etag));
   const at = pathOf(written.path);
   const { size, created, sha256 } = written;
@@ -189,7 +172,7 @@ function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__
 /** Yields the messages of an upload. `commit` is called once all chunks have been sent. */
 async function* upload<O, C>(
   open: O,
-  chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
+  chunks: Chunks,
   commit: () => C,
 ): AsyncGenerator<{ open: O } | { chunk: Uint8Array } | { commit: C }> {
   yield { open };
