@@ -119,12 +119,14 @@ export class Schedules {
     update: async ({ schedule_id, ...changes }, caller) => {
       if (changes.on_change)
         await this.#assertServed(changedBy(this.#find(schedule_id), changes, caller), caller);
+      const marks = await this.#context.records.marksOf([schedule_id]);
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
         if (setsNothing(changes)) return before;
         this.#assertReachesAll(before, transaction, caller);
-        const after = changedBy(before, changes, caller);
+        const changed = changedBy(before, changes, caller);
+        const after = { ...changed, replaced: this.#tracked.replacedBy(changed, before, marks) };
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
         // A request without changes returns here, so that the schedule continues to use the rights of its present key.
         // Most changes replace this key with the key of the request.

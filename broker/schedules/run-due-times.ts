@@ -1,13 +1,20 @@
 // Runs each due time of a schedule once, and records the due times that were skipped or missed.
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Schedule, State } from '../state/in-memory-state.ts';
+import type { State } from '../state/in-memory-state.ts';
 import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
 import type { Launcher, ScheduleContext } from './launch-run.ts';
 import { newRun, type ScheduleRun, settledRun } from './run-records.ts';
 import type { Timetable } from './timetable.ts';
-import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedules.ts';
+import {
+  machineIn,
+  type Replaced,
+  replacedOf,
+  settle,
+  type Tracked,
+  type TrackedSchedules,
+} from './tracked-schedules.ts';
 
 /**
  * Longest wait between two checks of the clock, in milliseconds. The clock can be set at any time, so this wait is
@@ -127,7 +134,7 @@ export class DueTimes {
     for (const tracked of this.#tracked.all()) {
       const isAhead = tracked.settledUntil > corrected;
       if (isAhead) tracked.settledUntil = corrected;
-      if (isAhead || tracked.waiting || tracked.replaced.length > 0) this.#tracked.plan(tracked);
+      if (isAhead || tracked.waiting || tracked.schedule.replaced) this.#tracked.plan(tracked);
       else tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
     }
   }
@@ -138,10 +145,7 @@ export class DueTimes {
    */
   #rewind(to: number): void {
     const { state, history, records } = this.#context;
-    const writes = [
-      history.write((transaction) => records.rewind(to, transaction)),
-      countTimesFrom(state, to, ({ since }) => Date.parse(since) > to),
-    ];
+    const writes = [history.write((transaction) => records.rewind(to, transaction)), setBack(state, to)];
     Promise.all(writes).catch((error: unknown) =>
       this.#log.warn(
         { err: error },
@@ -160,7 +164,7 @@ export class DueTimes {
     });
     tracked.busy = false;
     this.#tracked.plan(tracked);
-    const isDone = tracked.next === undefined && tracked.replaced.length === 0;
+    const isDone = tracked.next === undefined && !replacedOf(tracked);
     if (wait === undefined || isDone) return;
     tracked.waiting = true;
     tracked.checkAt = now() + wait;
@@ -169,7 +173,7 @@ export class DueTimes {
   /** Runs one step. Resolves with the milliseconds until the next check if the step had to wait. */
   async #step(tracked: Tracked): Promise<number | undefined> {
     const { schedule, settledUntil } = tracked;
-    const [replaced] = tracked.replaced;
+    const replaced = replacedOf(tracked);
     if (replaced) {
       await this.#recordReplaced(tracked, replaced);
       return;
@@ -192,7 +196,7 @@ export class DueTimes {
       if (decision === 'skip') await this.#settle(tracked, overlapping, trigger, [at]);
       else await this.#launcher.byClock(tracked, at, trigger);
     }
-    tracked.settledUntil = at;
+    advance(tracked, at);
   }
 
   /**
@@ -218,14 +222,12 @@ export class DueTimes {
    * Records due times that did not run because the schedule was changed. Each call records up to `missedAtOnce` of
    * them. The next step of the schedule records more.
    */
-  async #recordReplaced(tracked: Tracked, { schedule, until }: Tracked['replaced'][number]): Promise<void> {
-    const timetable = schedule.enabled ? this.#tracked.timetableOf(schedule) : undefined;
-    // If the clock was set back after the change, `until` can be in the future.
-    const end = Math.min(until, now());
+  async #recordReplaced(tracked: Tracked, replaced: Replaced): Promise<void> {
+    const timetable = this.#tracked.timetableOf({ ...tracked.schedule, ...replaced });
+    const end = Date.parse(replaced.until);
     if (timetable?.times(tracked.settledUntil, 1, end).length)
       return this.#recordMissed(tracked, timetable, end, changed);
-    tracked.settledUntil = Math.max(tracked.settledUntil, end);
-    tracked.replaced.shift();
+    settle(tracked, end);
     tracked.missed = 0;
   }
 
@@ -248,7 +250,7 @@ export class DueTimes {
     this.#missedRowsLeft += passed.length - times.length;
     tracked.missed += times.length;
     await this.#settle(tracked, why, 'cron', times);
-    tracked.settledUntil = passed.at(-1) ?? until;
+    advance(tracked, passed.at(-1) ?? until);
   }
 
   /** Stores one row for all missed due times up to `until`. Its time is the last due time that had no run. */
@@ -262,7 +264,7 @@ export class DueTimes {
       const reason = `${why.reason}${sharing(timetable, settledUntil, last)}`;
       await this.#settle(tracked, { ...why, reason }, 'cron', [last]);
     }
-    tracked.settledUntil = until;
+    advance(tracked, until);
   }
 
   async #ran(tracked: Tracked, at: number): Promise<boolean> {
@@ -307,18 +309,34 @@ function sharing(timetable: Timetable, settledUntil: number, last: number): stri
   return `; this row stands for ${count} due times, from ${iso(times[0])} to ${iso(last)}`;
 }
 
+/** Moves `settledUntil` forward to `at`. It may be later already, because a change can come during a step. */
+function advance(tracked: Tracked, at: number): void {
+  tracked.settledUntil = Math.max(tracked.settledUntil, at);
+}
+
 /**
- * Sets `since` to `at` for the schedules that `which` selects. Their due times before `at` then neither run nor are
- * recorded as missed. Resolves when the change is on disk.
+ * Sets `since` of all schedules to `at`. Their due times before `at` then neither run nor are recorded as missed.
+ * Resolves when the change is on disk.
  */
-export async function countTimesFrom(
-  state: State,
-  at: number,
-  which: (schedule: Schedule) => boolean,
-): Promise<void> {
+export async function countTimesFrom(state: State, at: number): Promise<void> {
   await state.change((transaction) => {
-    for (const schedule of transaction.all('schedules').filter(which)) {
-      transaction.put('schedules', { ...schedule, since: iso(at) });
+    for (const schedule of transaction.all('schedules'))
+      transaction.put('schedules', { ...schedule, since: iso(at), replaced: undefined });
+  });
+}
+
+/** Sets all times of the schedules that are later than `to` back to `to`. Resolves when the change is on disk. */
+async function setBack(state: State, to: number): Promise<void> {
+  const back = (time: string): string => iso(Math.min(Date.parse(time), to));
+  await state.change((transaction) => {
+    for (const schedule of transaction.all('schedules')) {
+      if (Date.parse(schedule.since) <= to) continue;
+      const replaced = schedule.replaced?.map((one) => ({
+        ...one,
+        since: back(one.since),
+        until: back(one.until),
+      }));
+      transaction.put('schedules', { ...schedule, since: back(schedule.since), replaced });
     }
   });
 }

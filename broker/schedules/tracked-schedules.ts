@@ -28,12 +28,13 @@ export interface Tracked {
   waiting: boolean;
   /** Number of successive missed due times that were recorded. */
   missed: number;
-  /**
-   * Earlier versions of the schedule, the oldest first. `until` is the time of the change that replaced the version.
-   * Due times of these versions that did not run before the change must still be recorded.
-   */
-  replaced: { schedule: Schedule; until: number }[];
 }
+
+/** A cron expression that a change of the schedule has replaced. */
+export type Replaced = NonNullable<Schedule['replaced']>[number];
+
+/** Maximum number of replaced cron expressions that a schedule keeps. */
+const mostReplaced = 100;
 
 /** Milliseconds after which marks that could not be read are read again. */
 const retryMs = 5_000;
@@ -161,9 +162,9 @@ export class TrackedSchedules {
     const { schedule, settledUntil, busy } = tracked;
     if (busy) return;
     tracked.waiting = false;
-    const from = Math.max(settledUntil, tracked.replaced.at(-1)?.until ?? 0);
+    const from = schedule.replaced ? Math.max(settledUntil, Date.parse(schedule.since)) : settledUntil;
     tracked.next = schedule.enabled ? this.timetableOf(schedule)?.next(from) : undefined;
-    tracked.checkAt = tracked.replaced.length > 0 ? now() : (tracked.next ?? Number.POSITIVE_INFINITY);
+    tracked.checkAt = replacedOf(tracked) ? now() : (tracked.next ?? Number.POSITIVE_INFINITY);
   }
 
   /** Starts to run the schedules of these machines, which this broker owns from now on. */
@@ -174,10 +175,7 @@ export class TrackedSchedules {
 
   /** Reads, for each schedule, the last due time that another broker has handled. */
   async #load(some: readonly Tracked[]): Promise<void> {
-    for (const tracked of some) {
-      tracked.loaded = false;
-      tracked.replaced = [];
-    }
+    for (const tracked of some) tracked.loaded = false;
     const marks = latestOf(
       await this.#context.records.marksOf([...new Set(some.map(({ schedule }) => schedule.id))]),
     );
@@ -234,7 +232,6 @@ export class TrackedSchedules {
     const hasMoved = known !== undefined && known.machine_id !== machine_id;
     const tracked = known ?? newlyTracked(schedule, machine_id);
     this.#bySchedule.set(schedule.id, new Map([[machine_id, tracked]]));
-    if (known) this.#replace(known, schedule);
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
@@ -253,7 +250,6 @@ export class TrackedSchedules {
       const tracked = known ?? newlyTracked(schedule, machine_id);
       after.set(machine_id, tracked);
       if (known?.schedule === schedule) continue;
-      if (known) this.#replace(known, schedule);
       tracked.schedule = schedule;
       const mark = this.#settleFrom(tracked, marks);
       if (!known && mark === undefined) unmarked.push(tracked);
@@ -266,28 +262,35 @@ export class TrackedSchedules {
   }
 
   /**
-   * Called when a change replaces a version of the schedule. Adds this version to `replaced` if it may have due times
-   * that are not handled yet.
+   * Returns the field `replaced` of a schedule after a change. It contains the cron expressions before the change that
+   * are due between the marks and their end, because these due times may have no row yet.
    */
-  #replace(tracked: Tracked, by: Schedule): void {
-    const { schedule, settledUntil, replaced } = tracked;
-    const until = Date.parse(by.since);
-    if (!this.isOwn(tracked)) tracked.replaced = [];
-    else if (until > (replaced.at(-1)?.until ?? settledUntil)) replaced.push({ schedule, until });
+  replacedBy(after: Schedule, before: Schedule, marks: readonly Mark[]): Schedule['replaced'] {
+    // A change from one machine to tags, or back, changes the machines. Due times of the former ones get no rows.
+    if ((before.tags === null) !== (after.tags === null)) return undefined;
+    const { cron, timezone, since, enabled, replaced = [] } = before;
+    const isReplaced = enabled && cron !== null && since !== after.since;
+    const times = marks.map(({ at }) => at);
+    const settled = before.tags ? Math.min(...times) : Math.max(0, ...times);
+    const left = [...replaced, ...(isReplaced ? [{ cron, timezone, since, until: after.since }] : [])].filter(
+      (one) => {
+        const from = Math.max(settled, Date.parse(one.since));
+        return this.timetableOf({ ...before, ...one })?.times(from, 1, Date.parse(one.until)).length;
+      },
+    );
+    return left.length > 0 ? left.slice(-mostReplaced) : undefined;
   }
 
   /**
-   * Sets `settledUntil` from the mark and from `since` of the schedule: the later one counts. Returns the mark;
-   * undefined if there is none.
+   * Sets `settledUntil` from the mark and from `since`: the later one counts. Returns the mark; undefined if there is
+   * none.
    */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
     const mark = marks?.get(schedule.tags ? `${schedule.id} ${machine_id}` : schedule.id);
     // A machine that has just got the tags of the schedule has no mark. Its due times count from now on.
     const from = mark ?? (schedule.tags && settledUntil === 0 ? now() : settledUntil);
-    // A mark from a time when the clock was ahead is in the future, so it is limited to the present time.
-    const since = tracked.replaced.length > 0 ? 0 : Date.parse(schedule.since);
-    tracked.settledUntil = Math.min(Math.max(from, since), now());
+    settle(tracked, from);
     return mark;
   }
 
@@ -328,8 +331,26 @@ export class TrackedSchedules {
 function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
   return {
     ...{ schedule, machine_id, settledUntil: 0, next: undefined, checkAt: Number.POSITIVE_INFINITY },
-    ...{ loaded: true, busy: false, waiting: false, missed: 0, replaced: [] },
+    ...{ loaded: true, busy: false, waiting: false, missed: 0 },
   };
+}
+
+/**
+ * Returns the replaced cron expression whose due times must be recorded next; undefined if there is none. Leaves out
+ * expressions that end in the future, because the clock was set back: DueTimes sets their end to the present soon.
+ */
+export function replacedOf({ schedule, settledUntil }: Tracked): Replaced | undefined {
+  return schedule.replaced?.find(
+    ({ until }) => Date.parse(until) > settledUntil && Date.parse(until) <= now(),
+  );
+}
+
+/** Sets `settledUntil` to `at`, or to the later time from which a cron expression of the schedule counts. */
+export function settle(tracked: Tracked, at: number): void {
+  tracked.settledUntil = at;
+  const { since } = replacedOf(tracked) ?? tracked.schedule;
+  // A mark or `since` from a time when the clock was ahead is in the future, so it is limited to the present time.
+  tracked.settledUntil = Math.min(Math.max(at, Date.parse(since)), now());
 }
 
 /**

@@ -61,7 +61,7 @@ async function createInFiles({ settings, closers, log }: StoreOpening): Promise<
   const { new_history, old_history } = settings;
   // The schedules get a new `since` before the history is created. Otherwise, a crash in between would leave an empty
   // history and the old `since`. The next start would then run earlier due times again.
-  if (new_history || old_history) await countTimesFrom(state, now(), () => true);
+  if (new_history || old_history) await countTimesFrom(state, now());
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
   return { state, history, untouched };

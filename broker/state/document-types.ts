@@ -170,6 +170,13 @@ const schedule = z.strictObject({
    * created. It is set again, for example, when a request changes `cron`, `on_change` or `enabled`.
    */
   since: z.string(),
+  /**
+   * Cron expressions that were in force before `since`, each from its `since` to its `until`, the oldest first. Some of
+   * their due times may have no row yet. The field is absent if all have one.
+   */
+  replaced: z
+    .array(z.strictObject({ cron: z.string(), timezone: z.string(), since: z.string(), until: z.string() }))
+    .optional(),
 });
 export type Schedule = z.output<typeof schedule>;
 

@@ -3,6 +3,7 @@
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
+import { withSocket } from '../../broker/cli/call-local-broker.ts';
 import { now, sleep } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { leapingClock, nextCall, reporting, soon } from '../commands-fixture.ts';
@@ -39,6 +40,7 @@ async function programs(agents = 1) {
   return {
     client: broker.client,
     machine_id: await broker.machineId(),
+    broker,
     async killBroker(): Promise<void> {
       await broker.kill();
       await broker.start();
@@ -105,6 +107,45 @@ test(`kill -9 of the broker ${kills} times around the second: each due time has 
     expect(runs.some(({ status }) => status === 'completed')).toBe(true);
   }
 }, 400_000);
+
+test('a broker that ends between a change of a schedule and the rows of the times it skips: each due time has one row', async () => {
+  const { client, machine_id, broker } = await programs();
+  const params = { name: 'changed', command: 'true', cron: '* * * * * *', overlap: 'allow' } as const;
+  const made = [
+    await client.schedules.create({ ...params, machine_id }),
+    await client.schedules.create({ ...params, tags: ['fleet'] }),
+  ].map(({ id }) => ({ id, changedAt: [] as number[] }));
+  const rows = async (id: string) =>
+    (await allRuns(client, id)).map(({ scheduled_for }) => Date.parse(scheduled_for ?? ''));
+  for (const { id } of made) await expect.poll(async () => (await rows(id)).length).toBeGreaterThan(0);
+  await broker.kill();
+  // A broker without agents makes the changes, but writes no rows of schedules: as if it were killed after each change.
+  for (const changes of [{ cron: '*/2 * * * * *' }, { timezone: 'Asia/Tokyo' }, { enabled: false }]) {
+    await sleep(3_000);
+    await withSocket(broker.dataDir, async (local) => {
+      for (const { id, changedAt } of made) {
+        const { updated_at } = await local.schedules.update({ schedule_id: id, ...changes });
+        changedAt.push(Date.parse(updated_at));
+      }
+    });
+  }
+  await sleep(1_000);
+  await broker.start();
+  for (let starts = 0; starts < 2; starts += 1) {
+    for (const { id, changedAt } of made) {
+      const [first = 0] = await rows(id);
+      const [other = 0, , until = 0] = changedAt;
+      const expected: number[] = [];
+      for (let at = first; at <= until; at += 1000) if (at <= other || at % 2000 === 0) expected.push(at);
+      await expect.poll(() => rows(id), { timeout: 20_000 }).toEqual(expected);
+      const statuses = (await allRuns(client, id)).map(({ status }) => status);
+      expect(statuses.slice(-3)).toEqual(['skipped', 'skipped', 'skipped']);
+      expect(await client.schedules.get({ schedule_id: id })).not.toHaveProperty('replaced');
+    }
+    await broker.kill();
+    await broker.start();
+  }
+}, 120_000);
 
 test(`kill -9 of the broker ${kills} times while a changed path settles: each change runs its command once`, async () => {
   const { client, machine_id, killBroker } = await programs();
