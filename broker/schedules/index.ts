@@ -52,8 +52,9 @@ export class Schedules {
   static async open(context: ScheduleContext, log: Logger): Promise<Schedules> {
     const { records, state } = context;
     const launcher = new Launcher(context, await records.unfinishedIds());
-    const marks = await records.marks([...state.schedules.keys()]);
-    const tracked = new TrackedSchedules(context, marks, log);
+    const ids = [...state.schedules.keys()];
+    await records.forgetOthers(ids);
+    const tracked = new TrackedSchedules(context, await records.marksOf(ids), log);
     context.cluster?.join({
       async adopt(machineIds) {
         await launcher.adopt(machineIds);

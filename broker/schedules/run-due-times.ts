@@ -68,12 +68,12 @@ export class DueTimes {
     this.#log = log;
     this.#tracked = tracked;
     tracked.watch(() => this.#setTimer());
-    context.records.onEnd = (run) => {
+    context.records.watch((run) => {
       const waiting = tracked.of(run);
       if (!waiting?.waiting) return;
       tracked.plan(waiting);
       this.#setTimer();
-    };
+    });
     this.#setTimer();
     this.#rewind(now());
   }

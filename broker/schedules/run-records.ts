@@ -71,8 +71,6 @@ interface RecordContext {
 export class ScheduleRecords {
   readonly #context: RecordContext;
   readonly #history: History;
-  /** Called when the end of a run's command is on disk. */
-  onEnd: (run: ScheduleRun) => void = () => {};
   readonly #watchers = new Set<(run: ScheduleRun) => void>();
 
   private constructor(context: RecordContext) {
@@ -112,7 +110,7 @@ export class ScheduleRecords {
     transaction.committed(() => this.#ended(last));
   }
 
-  /** Calls `watcher` with a run whose command ends, and the last run of each settle(). Returns a stop function. */
+  /** Calls `watcher` with a run whose end is on disk, and the last run of each settle(). Returns a stop function. */
   watch(watcher: (run: ScheduleRun) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
@@ -144,26 +142,24 @@ export class ScheduleRecords {
       ...[status, started_at, finished_at, exit_code, duration, reason, run.id],
     );
     this.#emit(end, transaction);
-    transaction.committed(() => {
-      this.onEnd(end);
-      this.#ended(end);
-    });
+    transaction.committed(() => this.#ended(end));
   };
 
-  /** Returns the marks of these schedules, and deletes the marks of all other schedules. */
-  async marks(scheduleIds: readonly string[]): Promise<Mark[]> {
+  /** Deletes the marks of all schedules but these. */
+  async forgetOthers(scheduleIds: readonly string[]): Promise<void> {
     const others = 'DELETE FROM schedule_marks WHERE schedule_id NOT IN (SELECT value FROM json_each(?))';
-    const rows = await this.#history.write((transaction) => {
-      transaction.run(others, JSON.stringify(scheduleIds));
-      return transaction.all('SELECT schedule_id, machine_id, at FROM schedule_marks');
-    });
-    return rows.map(toMark);
+    await this.#history.write((transaction) => transaction.run(others, JSON.stringify(scheduleIds)));
   }
 
   async marksOf(scheduleIds: readonly string[]): Promise<Mark[]> {
     const some = 'schedule_id IN (SELECT value FROM json_each(?))';
     const sql = `SELECT schedule_id, machine_id, at FROM schedule_marks WHERE ${some}`;
-    return (await this.#history.all(sql, JSON.stringify(scheduleIds))).map(toMark);
+    const rows = await this.#history.all(sql, JSON.stringify(scheduleIds));
+    return rows.map((row) => ({
+      schedule_id: textIn(row, 'schedule_id'),
+      machine_id: textIn(row, 'machine_id'),
+      at: Number(row.at),
+    }));
   }
 
   /**
@@ -385,12 +381,6 @@ function statusOf({ status, reason }: Command): Status {
 function putMark(mark: Mark & { seen?: string }, transaction: HistoryTransaction): void {
   transaction.about(mark.machine_id);
   transaction.put('schedule_marks', 'schedule_id, machine_id', { ...mark });
-}
-
-function toMark(row: Row): Mark {
-  return {
-    ...{ schedule_id: textIn(row, 'schedule_id'), machine_id: textIn(row, 'machine_id'), at: Number(row.at) },
-  };
 }
 
 /** The cast is safe: the columns of the row are the fields of the run that begin() stored. */

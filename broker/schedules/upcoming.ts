@@ -28,22 +28,14 @@ export async function dueRuns(
   // The list is sorted in descending order, so that pop() returns the earliest run.
   waiting.sort((a, b) => b.at - a.at);
   const runs: DueRun[] = [];
-  for (let run = waiting.pop(); run && runs.length < limit; run = waiting.pop()) {
+  while (runs.length < limit) {
+    const run = waiting.pop();
+    if (!run) break;
     runs.push(run);
     const at = nextAfter(run.schedule, run.at);
-    if (at !== undefined && at < until) insert(waiting, { schedule: run.schedule, at });
-    if (runs.length === limit) return { runs, more: waiting.length > 0 };
+    if (at === undefined || at >= until) continue;
+    const later = waiting.findLastIndex((one) => one.at > at);
+    waiting.splice(later + 1, 0, { schedule: run.schedule, at });
   }
-  return { runs, more: false };
-}
-
-/** Inserts a run into a list that is sorted by due time, the latest first. */
-function insert(waiting: DueRun[], run: DueRun): void {
-  let [low, high] = [0, waiting.length];
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if ((waiting[middle]?.at ?? 0) > run.at) low = middle + 1;
-    else high = middle;
-  }
-  waiting.splice(low, 0, run);
+  return { runs, more: waiting.length > 0 };
 }
