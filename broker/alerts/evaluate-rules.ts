@@ -18,8 +18,6 @@ const expiryMs = 3_600_000;
 /** Milliseconds to wait after a failed read of the history. */
 const retryMs = 5_000;
 
-const nothing = (): void => {};
-
 export class Monitor {
   readonly #services: ConditionServices;
   readonly #state: State;
@@ -32,13 +30,7 @@ export class Monitor {
    * find changes.
    */
   #seen: Followed;
-  /**
-   * Unsubscribes from reports, links and schedule runs. Undefined if there are no rules, because only rules need them.
-   */
-  #unfollow: (() => void) | undefined;
-  /** Stops the timer that checks expiry dates. Undefined if no rule needs this timer. */
-  #stopExpiries: (() => void) | undefined;
-  #stopWatching = nothing;
+  #stops: (() => void)[] = [];
   #stopped = false;
   #isStarted = false;
 
@@ -61,7 +53,17 @@ export class Monitor {
     await this.#resume(await this.#records.unresolved());
     this.#isStarted = true;
     this.#seen = { ...this.#seen, machines: this.#state.machines, keys: this.#state.keys };
-    this.#stopWatching = this.#state.watch(() => this.#look());
+    const { presence, machineFacts, scheduleRuns } = this.#services;
+    this.#stops = [
+      this.#state.watch(() => this.#look()),
+      machineFacts.watch((id) => this.#evaluateMachine(id, (rule) => isMeasured(rule.kind))),
+      presence.watch((id) => this.#evaluateMachine(id, (rule) => rule.kind !== 'schedule')),
+      scheduleRuns.watch((run) => {
+        this.#conditions.ran(run);
+        this.#evaluateSchedule(run);
+      }),
+      every(expiryMs, () => this.#checkExpiries()),
+    ];
     this.#look();
   }
 
@@ -120,9 +122,7 @@ export class Monitor {
 
   stop(): void {
     this.#stopped = true;
-    this.#stopWatching();
-    this.#unfollow?.();
-    this.#stopExpiries?.();
+    for (const stop of this.#stops) stop();
     this.#tracked.stop();
   }
 
@@ -150,41 +150,11 @@ export class Monitor {
     const changed = [...alert_rules.values()].filter((rule) => before.alert_rules.get(rule.id) !== rule);
     const isShared = this.#services.cluster !== undefined;
     if (isShared && [...before.machines.keys()].some((id) => !machines.has(id))) void this.claimed();
-    this.#follow(alert_rules.size > 0);
     for (const rule of changed) void this.#evaluate(rule);
-    if (alert_rules.size === 0) return;
     if (before.machines !== machines)
       for (const [id, machine] of machines)
         if (before.machines.get(id) !== machine) this.#evaluateMachine(id, () => true);
     if (before.keys !== keys) this.#evaluateKind('key');
-  }
-
-  #follow(isNeeded: boolean): void {
-    const { presence, machineFacts, scheduleRuns } = this.#services;
-    const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
-    if (!expires) this.#stopExpiries?.();
-    // An existing timer is left as it is. A new timer after each change would start the wait of an hour again, and
-    // frequent changes would prevent the check.
-    this.#stopExpiries = expires
-      ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
-      : undefined;
-    if (!isNeeded) {
-      this.#unfollow?.();
-      this.#unfollow = undefined;
-      this.#conditions.unload();
-    }
-    if (!isNeeded || this.#unfollow) return;
-    const stops = [
-      machineFacts.watch((id) => this.#evaluateMachine(id, (rule) => isMeasured(rule.kind))),
-      presence.watch((id) => this.#evaluateMachine(id, (rule) => rule.kind !== 'schedule')),
-      scheduleRuns.watch((run) => {
-        this.#conditions.ran(run);
-        this.#evaluateSchedule(run);
-      }),
-    ];
-    this.#unfollow = () => {
-      for (const stop of stops) stop();
-    };
   }
 
   #checkExpiries(): void {

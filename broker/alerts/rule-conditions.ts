@@ -83,18 +83,9 @@ export class Conditions {
     // Rules that are evaluated at the same time share one read.
     this.#loading ??= this.#readRuns(this.#scheduled());
     await this.#loading.catch((error: unknown) => {
-      this.unload();
+      this.#loading = undefined;
       throw error;
     });
-  }
-
-  /**
-   * Removes the runs of schedules from memory. Call it when new runs are no longer passed to ran(): the runs in memory
-   * would then be out of date.
-   */
-  unload(): void {
-    this.#runs = undefined;
-    this.#loading = undefined;
   }
 
   /** Called when this broker has become the owner of these machines. Reads the last runs of their schedules. */
