@@ -21,7 +21,6 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   readonly #state: State;
   readonly #deliveries: Deliveries;
   readonly #rightsOf: RightsOf;
-  readonly #sealed = new WeakMap<AlertChannel, Sealed>();
 
   constructor(state: State, deliveries: Deliveries, rightsOf: RightsOf) {
     this.#state = state;
@@ -84,22 +83,11 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     return attempt(signal, () => this.#transmit(channel, delivered, message, signal));
   }
 
-  /**
-   * Called when all attempts of a delivery have failed. Does nothing: the channel stays enabled, because its next alert
-   * may be more important.
-   */
-  gaveUp(): void {}
-
   /** Returns the decrypted parts of a channel; undefined if they cannot be decrypted. */
   sealedOf(channel: AlertChannel): Sealed | undefined {
-    const known = this.#sealed.get(channel);
-    if (known) return known;
     const text = this.#deliveries.vault.decrypt(channel.id, channel.sealed);
-    if (text === undefined) return undefined;
     // The cast is safe: only seal() makes these texts.
-    const sealed = JSON.parse(text) as Sealed;
-    this.#sealed.set(channel, sealed);
-    return sealed;
+    return text === undefined ? undefined : (JSON.parse(text) as Sealed);
   }
 
   seal(id: string, sealed: Sealed): string {

@@ -30,8 +30,11 @@ export interface Receivers<R extends Receiver> {
   obstacle(receiver: R, event: EventKind): string | undefined;
   /** Makes one attempt. Never rejects. */
   send(receiver: R, message: Message, signal: AbortSignal): Promise<Outcome>;
-  /** Called after the last attempt of a delivery has failed, in the transaction that stores the outcome. */
-  gaveUp(receiver: R, delivery: Delivery, transaction: HistoryTransaction): void;
+  /**
+   * Called after the last attempt of a delivery has failed, in the transaction that stores the outcome. Alert channels
+   * do not have it. They stay enabled, because their next alert may be more important.
+   */
+  gaveUp?(receiver: R, delivery: Delivery, transaction: HistoryTransaction): void;
 }
 
 export interface QueueParts<R extends Receiver> {
@@ -303,7 +306,7 @@ export class DeliveryQueue<R extends Receiver> {
     for (const { webhookId, armed, delivery } of lastByReceiver(failed)) {
       const receiver = receivers.byId.get(webhookId);
       // A failure is ignored if the receiver was enabled again during the attempt.
-      if (receiver?.armed === armed) receivers.gaveUp(receiver, delivery, transaction);
+      if (receiver?.armed === armed) receivers.gaveUp?.(receiver, delivery, transaction);
     }
   }
 
