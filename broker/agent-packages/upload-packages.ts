@@ -8,6 +8,7 @@ import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { AppError, fieldError, fromErrno } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { type SignedPackage, signatureFileOf } from '../../shared/package-signature.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
 import {
   type AgentPackage,
   type Catalog,
@@ -38,18 +39,12 @@ export function uploadHandlers(
   directory: string,
   catalog: () => Catalog,
 ): Pick<Handlers['packages'], 'upload' | 'remove'> {
-  let uploads = 0;
+  const busy = `${mostUploads} packages are being uploaded already: try again`;
+  const slots = new Semaphore(mostUploads, () => new AppError('unavailable', busy));
   return {
     async upload(input, caller) {
       assertUnlimited(caller);
-      if (uploads >= mostUploads)
-        throw new AppError('unavailable', `${mostUploads} packages are being uploaded already: try again`);
-      uploads += 1;
-      try {
-        return await upload(directory, catalog, input, caller);
-      } finally {
-        uploads -= 1;
-      }
+      return await slots.run(caller.signal, () => upload(directory, catalog, input, caller));
     },
     async remove({ package: file }, caller) {
       assertUnlimited(caller);

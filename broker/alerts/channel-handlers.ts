@@ -6,6 +6,7 @@ import { iso } from '../../shared/clock.ts';
 import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
 import { assertUrl } from '../deliveries/address-guard.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
 import { deliveryRows } from '../deliveries/delivery-store.ts';
@@ -38,7 +39,10 @@ const maxTests = 16;
 
 export class ChannelHandlers implements Routes {
   readonly #parts: ChannelParts;
-  #testing = 0;
+  readonly #tests = new Semaphore(
+    maxTests,
+    () => new AppError('unavailable', 'too many tests of channels are running: try again later'),
+  );
 
   constructor(parts: ChannelParts) {
     this.#parts = parts;
@@ -107,14 +111,11 @@ export class ChannelHandlers implements Routes {
       const message = `the secret of channel ${channel_id} cannot be decrypted: set its url and secret again`;
       throw new AppError('conflict', message, { channel_id });
     }
-    if (this.#testing >= maxTests)
-      throw new AppError('unavailable', 'too many tests of channels are running: try again later');
-    this.#testing += 1;
     // Each test has an id of its own: a receiver or mail program skips an id that it has already seen.
     const message = testMessage('This is a test of your alert channel.', newId('event'));
-    const outcome = await receivers.test(channel, message, caller.signal);
-    this.#testing -= 1;
-    const { delivered, status_code, duration, error } = outcome;
+    const { delivered, status_code, duration, error } = await this.#tests.run(caller.signal, () =>
+      receivers.test(channel, message, caller.signal),
+    );
     return { delivered, status_code, duration, ...(error !== null && { error }) };
   };
 
