@@ -1,45 +1,14 @@
-// Sends a package to one machine through the rpc StageUpgrade, and yields the machine's progress.
+// The messages that send a package to one machine through the rpc StageUpgrade.
 import { open } from 'node:fs/promises';
 import type { StageUpgradeRequest } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
-import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { AgentPackage } from '../agent-packages/index.ts';
 import type { Upgrade } from './upgrade-tables.ts';
 
 const chunkBytes = 256 * 1024;
 
-/**
- * The progress of a machine. `busy`: the machine has the package, and waits until its running commands and terminals
- * have ended. `commands` is the number of commands and terminals together.
- */
-export type Progress = { is: 'staged' } | { is: 'busy'; commands: number } | { is: 'switching' };
-
-/**
- * Yields the progress of a machine until it starts the new version. After a lost link, it is unknown whether the
- * machine has taken the package.
- */
-export async function* sendPackage(
-  stub: AgentStub,
-  upgrade: Upgrade,
-  found: AgentPackage,
-  options: CallOptions,
-): AsyncGenerator<Progress> {
-  const answers = stub.stageUpgrade(requests(upgrade, found), { ...options, lane: 'bulk' });
-  for await (const { part, waiting } of answers) {
-    if (part === 'staged') yield { is: 'staged' };
-    else if (part === 'waiting') yield { is: 'busy', commands: waiting?.processes ?? 0 };
-    else if (part === 'switching') {
-      yield { is: 'switching' };
-      return;
-    }
-  }
-  throw new AppError(
-    'machine_error',
-    'the agent ended the upgrade without an answer: see journalctl -u farhand-agent on the machine',
-  );
-}
-
-async function* requests(
+/** Yields the description of a package, its content, and the end. */
+export async function* stagingRequests(
   { id, running, wait_for, probe_timeout }: Upgrade,
   found: AgentPackage,
 ): AsyncGenerator<StageUpgradeRequest> {

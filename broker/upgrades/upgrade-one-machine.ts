@@ -15,7 +15,7 @@ import type { LastUpgrade } from '../presence/agent-installation.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
-import { sendPackage } from './send-package.ts';
+import { stagingRequests } from './send-package.ts';
 import type { UpgradeRecords } from './upgrade-records.ts';
 import type { Member, Upgrade } from './upgrade-tables.ts';
 
@@ -270,20 +270,25 @@ export class MachineUpgrade {
   async #send(found: AgentPackage, signal: AbortSignal, free: () => void): Promise<void> {
     const { stub } = this.#context.presence.get(this.#member.machine_id);
     this.#attempts += 1;
-    const options = { request_id: newId('request'), signal, deadline_ms: this.upgrade.wait_for + sendMs };
-    const answers = sendPackage(stub, this.upgrade, found, options);
+    const deadline_ms = this.upgrade.wait_for + sendMs;
+    const options = { request_id: newId('request'), signal, deadline_ms, lane: 'bulk' } as const;
+    const requests = stagingRequests(this.upgrade, found);
+    const answers = stub.stageUpgrade(requests, options)[Symbol.asyncIterator]();
     try {
       for (;;) {
+        // An error of the machine differs from an error of #step(), after which the step is tried again.
         const next = await answers.next().catch((error: unknown) => ({ error }));
         free();
         if ('error' in next) return await this.#failed(next.error);
-        if (next.done || next.value.is === 'switching') return await this.#awaitOutcome();
-        const { value } = next;
-        if (value.is === 'busy' && value.commands !== this.#member.commands)
-          await this.#step({ status: 'busy', commands: value.commands });
+        if (next.done) return await this.#failed(noAnswer);
+        const { part, waiting } = next.value;
+        if (part === 'switching') return await this.#awaitOutcome();
+        // The machine has the package, and waits until its running commands and terminals have ended.
+        const commands = part === 'waiting' ? (waiting?.processes ?? 0) : this.#member.commands;
+        if (commands !== this.#member.commands) await this.#step({ status: 'busy', commands });
       }
     } finally {
-      await answers.return(undefined);
+      await answers.return?.();
     }
   }
 
@@ -345,6 +350,11 @@ export class MachineUpgrade {
     return isStored;
   }
 }
+
+const noAnswer = new AppError(
+  'machine_error',
+  'the agent ended the upgrade without an answer: see journalctl -u farhand-agent on the machine',
+);
 
 /** Returns the final status of a machine after a failed attempt to send the package. */
 function endOf({ code, message, details }: AppError): End {
