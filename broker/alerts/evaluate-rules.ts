@@ -41,18 +41,15 @@ export class Monitor {
     this.#conditions = new Conditions(services);
     this.#tracked = new TrackedAlerts(records, windows, this.#conditions, log);
     this.#log = log;
-    const empty = new Map<never, never>();
-    this.#seen = {
-      ...{ alert_rules: empty, machines: empty, schedules: empty, keys: empty },
-      maintenance_windows: empty,
-    };
+    this.#seen = followedIn(services.state);
   }
 
   /** Resumes the alerts that an earlier broker process left unresolved, and evaluates all rules. */
   async start(): Promise<void> {
     await this.#resume(await this.#records.unresolved());
     this.#isStarted = true;
-    this.#seen = { ...this.#seen, machines: this.#state.machines, keys: this.#state.keys };
+    // All rules count as new, so #look() evaluates each of them.
+    this.#seen = { ...followedIn(this.#state), alert_rules: new Map() };
     const { presence, machineFacts, scheduleRuns } = this.#services;
     this.#stops = [
       this.#state.watch(() => this.#look()),
@@ -139,8 +136,8 @@ export class Monitor {
    */
   #look(): void {
     const before = this.#seen;
-    const { alert_rules, machines, schedules, keys, maintenance_windows } = this.#state;
-    this.#seen = { alert_rules, machines, schedules, keys, maintenance_windows };
+    this.#seen = followedIn(this.#state);
+    const { alert_rules, machines, keys, maintenance_windows } = this.#seen;
     const isSame = (Object.keys(before) as (keyof Followed)[]).every(
       (name) => before[name] === this.#seen[name],
     );
@@ -251,4 +248,8 @@ export class Monitor {
     if (!this.#conditions.exists(rule.kind, subject)) return 'subject_removed';
     return rule.enabled && this.#conditions.covers(rule, subject) ? undefined : 'rule_changed';
   }
+}
+
+function followedIn({ alert_rules, machines, schedules, keys, maintenance_windows }: Declared): Followed {
+  return { alert_rules, machines, schedules, keys, maintenance_windows };
 }
