@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { logOut, may } from './login-session.ts';
-import { indexAfterKey, useMachinesByName } from './machines/machines-by-name.ts';
+import { indexAfterKey, useMachinesByName } from './machines/search-machines-by-name.ts';
 import { menu } from './navigation-menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';

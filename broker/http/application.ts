@@ -18,7 +18,7 @@ import { databaseUnavailable } from '../history/group-commit.ts';
 import { found } from '../not-found.ts';
 import { publicError } from '../request-checks/public-error.ts';
 import { serveConsole } from './console-files.ts';
-import { type Clients, type DispatchServices, dispatcher, requestIdOf } from './dispatch.ts';
+import { type Clients, type DispatchServices, dispatcher, requestIdOf } from './handle-route-request.ts';
 import type { RequestMetrics } from './info-health-and-metrics.ts';
 import { jsonType } from './reply.ts';
 import type { WebSocketServices, WebSocketUpgrades } from './websocket-upgrades.ts';

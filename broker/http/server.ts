@@ -26,7 +26,7 @@ import {
   headersOfAll,
   retryHeaders,
 } from './application.ts';
-import { createClients } from './dispatch.ts';
+import { createClients } from './handle-route-request.ts';
 import { jsonType } from './reply.ts';
 import { WebSocketUpgrades } from './websocket-upgrades.ts';
 

@@ -30,7 +30,7 @@ import type { LinkSettings } from '../link/link-times-and-limits.ts';
 import type { Pings } from '../link/ping-connections-without-heartbeats.ts';
 import { LiveUpdates } from '../live/index.ts';
 import { Logins } from '../logins/index.ts';
-import { machineHandlers } from '../machines/index.ts';
+import { machineHandlers } from '../machines/machine-handlers.ts';
 import { recordMachineEvents } from '../machines/online-offline-events.ts';
 import { prometheusHandlers } from '../machines/prometheus-targets-and-metrics.ts';
 import { tagHandlers } from '../machines/tags.ts';

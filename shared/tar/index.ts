@@ -2,4 +2,4 @@
 export { type Bytes, bytes, fromText, toText } from './byte-names.ts';
 export { encodeHeader, endOfArchive, paddingOf, type TarHeader } from './header.ts';
 export { entryFault, readTar, type TarEntry } from './reader.ts';
-export { assertInside, assertTarget, pathOfEntry } from './safe-names.ts';
+export { assertInside, assertTarget, pathOfEntry } from './safe-names-and-symlinks.ts';
