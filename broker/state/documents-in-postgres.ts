@@ -23,6 +23,7 @@ import type { Edited, StateStore, Version } from './store-interface.ts';
 export const knownGenerations = 10_000;
 
 export class PostgresStore implements StateStore {
+  readonly isUndone = true;
   readonly documents: Documents;
   readonly #history: History;
 

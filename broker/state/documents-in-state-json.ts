@@ -46,6 +46,10 @@ export class FileStore implements StateStore {
     return this.#low.data;
   }
 
+  get isUndone(): boolean {
+    return !this.#file.mayHoldFailed;
+  }
+
   async change({ declared }: Version, edit: (newest: Declared) => Edited): Promise<Version> {
     const { next, entries } = edit(declared);
     if (next !== declared || entries.length > 0) await this.#write(next, entries);

@@ -176,19 +176,29 @@ export class State implements Declared {
   async #commit(group: readonly Pending[]): Promise<void> {
     const done: (() => void)[] = [];
     let hasEntries = false;
-    const edit = (newest: Declared): Edited => {
+    const next = await this.#change((newest) => {
       const edited = editAll(newest, group, done);
       hasEntries = edited.entries.length > 0;
       return edited;
-    };
-    let isChanged = false;
-    try {
-      isChanged = this.#replace(await this.#store.change(this.#committed, edit)) || hasEntries;
-    } finally {
-      await this.#finish();
-    }
+    });
+    const isChanged = this.#replace(next) || hasEntries;
+    await this.#finish();
     if (isChanged) this.#callWatchers();
     for (const resolve of done) resolve();
+  }
+
+  async #change(edit: (newest: Declared) => Edited): Promise<Version> {
+    try {
+      return await this.#store.change(this.#committed, edit);
+    } catch (cause) {
+      await this.#finish();
+      throw this.#store.isUndone
+        ? cause
+        : new Error(
+            'a change of the state failed, and undoing it failed too; the broker tries to undo it again',
+            { cause },
+          );
+    }
   }
 
   /** Sets the committed documents, unless newer ones have been set meanwhile. Returns true if the documents changed. */

@@ -12,11 +12,11 @@ import { checksumOf, StateJson } from './serialize-state.ts';
 
 /** Reads and writes state.json, with mode 0600. A write is atomic even in a crash, and is on disk when it resolves. */
 export class StateFile implements Adapter<Documents> {
+  /** True if a failed write may have replaced the file. */
+  mayHoldFailed = false;
   readonly #file: string;
   readonly #acceptEdit: boolean;
   readonly #json = new StateJson();
-  /** True if a failed write may have replaced the file. */
-  #mayHoldFailed = false;
 
   /** If `acceptEdit` is true, a missing or wrong checksum is accepted. An edit by hand leaves the checksum wrong. */
   constructor(directory: string, acceptEdit: boolean) {
@@ -52,10 +52,10 @@ export class StateFile implements Adapter<Documents> {
       beforeRename: async () => {
         // The previous file becomes state.json.last, for recovery.
         if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
-        this.#mayHoldFailed = true;
+        this.mayHoldFailed = true;
       },
     });
-    this.#mayHoldFailed = false;
+    this.mayHoldFailed = false;
   }
 
   /**
@@ -63,10 +63,10 @@ export class StateFile implements Adapter<Documents> {
    * be called again.
    */
   async revert(): Promise<void> {
-    if (!this.#mayHoldFailed) return;
+    if (!this.mayHoldFailed) return;
     await linkOver(lastOf(this.#file), this.#file);
     await syncDirectory(dirname(this.#file));
-    this.#mayHoldFailed = false;
+    this.mayHoldFailed = false;
   }
 }
 

@@ -30,6 +30,8 @@ export interface Version {
 export interface StateStore {
   /** The documents as they were when the store was opened, or as this broker last stored them. */
   readonly documents: Documents;
+  /** False while the store may still contain a change whose commit has failed. finish() removes such a change. */
+  readonly isUndone: boolean;
   /** While the store does not answer, State rejects each new change or refresh immediately. */
   readonly connection: Connection;
   /**
