@@ -55,6 +55,19 @@ test('with tags machine_id is null, and a change to a machine removes the tags, 
   expect(back).toMatchObject({ machine_id: null, tags: ['all'] });
 });
 
+test('a schedule can be changed while no machine has its tags', async () => {
+  const { system, client, ids, make } = await tagged(1);
+  const [machine_id = ''] = ids;
+  const made = await make({ tags: ['none'], cron: '0 3 * * *' });
+  const { id: schedule_id } = await make({ cron: '0 3 * * *' });
+  await client.machines.update({ machine_id, tags: [] });
+  for (const id of [made.id, schedule_id]) {
+    for (const body of [{ cron: '0 4 * * *' }, { timezone: 'Asia/Tokyo' }, { enabled: false }]) {
+      expect((await system.call('PATCH', `/schedules/${id}`, { body })).status).toBe(200);
+    }
+  }
+});
+
 test('a run by hand is a batch on each machine with all tags, and each has a row in history', async () => {
   const { client, ids, make } = await tagged(3);
   const { id: schedule_id } = await make({ command: 'echo here' });

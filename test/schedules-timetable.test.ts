@@ -2,7 +2,10 @@
 import { expect, test } from 'vitest';
 import { wordsOf } from '../broker/schedules/cron.ts';
 import { checkedTimetable } from '../broker/schedules/timetable.ts';
+import { replacedOf, settle } from '../broker/schedules/tracked-schedules.ts';
+import { now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
+import { leapingClock } from './commands-fixture.ts';
 import { seeded } from './seeded-random.ts';
 
 /** Returns the next due times after an instant as text, without seconds and Z if the seconds are 0. */
@@ -583,4 +586,17 @@ test.each([
       expected.findLast((at) => at <= some),
     ]);
   }
+});
+
+test('due times of a replaced expression are not overlooked if the broker that changed it has a clock ahead of this one', () => {
+  const clock = leapingClock({ still: true });
+  const changed = now() + 200;
+  const [since, until] = [changed - 3_600_000, changed].map((at) => new Date(at).toISOString());
+  const replaced = [{ cron: '* * * * *', timezone: 'UTC', since: since ?? '', until: until ?? '' }];
+  const settledUntil = now() - 600_000;
+  const tracked = { schedule: { since: until ?? '', replaced }, settledUntil };
+  settle(tracked, settledUntil);
+  expect([tracked.settledUntil, replacedOf(tracked)]).toEqual([settledUntil, undefined]);
+  clock.set(changed);
+  expect(replacedOf(tracked)).toBe(replaced[0]);
 });

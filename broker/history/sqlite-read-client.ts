@@ -23,8 +23,8 @@ export class HistoryReader {
     if (this.#closed) throw new Error('history.db is closed');
     this.#thread ??= this.#start();
     const waiting = Promise.withResolvers<Row[][]>();
-    this.#waiting.push(waiting);
     this.#thread.postMessage(queries);
+    this.#waiting.push(waiting);
     return waiting.promise;
   }
 

@@ -30,6 +30,12 @@ export interface Tracked {
   missed: number;
 }
 
+/** How far the due times of a schedule on a machine are handled. */
+interface Progress {
+  schedule: Pick<Schedule, 'since' | 'replaced'>;
+  settledUntil: number;
+}
+
 /** A cron expression that a change of the schedule has replaced. */
 export type Replaced = NonNullable<Schedule['replaced']>[number];
 
@@ -164,7 +170,8 @@ export class TrackedSchedules {
     tracked.waiting = false;
     const from = schedule.replaced ? Math.max(settledUntil, Date.parse(schedule.since)) : settledUntil;
     tracked.next = schedule.enabled ? this.timetableOf(schedule)?.next(from) : undefined;
-    tracked.checkAt = replacedOf(tracked) ? now() : (tracked.next ?? Number.POSITIVE_INFINITY);
+    const ends = pendingOf(tracked).map(({ until }) => Math.max(Date.parse(until), now()));
+    tracked.checkAt = Math.min(tracked.next ?? Number.POSITIVE_INFINITY, ...ends);
   }
 
   /** Starts to run the schedules of these machines, which this broker owns from now on. */
@@ -271,7 +278,7 @@ export class TrackedSchedules {
     const { cron, timezone, since, enabled, replaced = [] } = before;
     const isReplaced = enabled && cron !== null && since !== after.since;
     const times = marks.map(({ at }) => at);
-    const settled = before.tags ? Math.min(...times) : Math.max(0, ...times);
+    const settled = before.tags ? Math.min(Date.parse(after.since), ...times) : Math.max(0, ...times);
     const left = [...replaced, ...(isReplaced ? [{ cron, timezone, since, until: after.since }] : [])].filter(
       (one) => {
         const from = Math.max(settled, Date.parse(one.since));
@@ -335,20 +342,21 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
   };
 }
 
+/** Returns the replaced cron expressions whose due times must still be recorded, the oldest first. */
+const pendingOf = ({ schedule, settledUntil }: Progress): Replaced[] =>
+  (schedule.replaced ?? []).filter(({ until }) => Date.parse(until) > settledUntil);
+
 /**
- * Returns the replaced cron expression whose due times must be recorded next; undefined if there is none. Leaves out
- * expressions that end in the future, because the clock was set back: DueTimes sets their end to the present soon.
+ * Returns the replaced cron expression whose due times must be recorded next; undefined if there is none. An expression
+ * can end in the future, if another broker's clock is ahead or the clock was set back. It must wait until then.
  */
-export function replacedOf({ schedule, settledUntil }: Tracked): Replaced | undefined {
-  return schedule.replaced?.find(
-    ({ until }) => Date.parse(until) > settledUntil && Date.parse(until) <= now(),
-  );
-}
+export const replacedOf = (tracked: Progress): Replaced | undefined =>
+  pendingOf(tracked).find(({ until }) => Date.parse(until) <= now());
 
 /** Sets `settledUntil` to `at`, or to the later time from which a cron expression of the schedule counts. */
-export function settle(tracked: Tracked, at: number): void {
+export function settle(tracked: Progress, at: number): void {
   tracked.settledUntil = at;
-  const { since } = replacedOf(tracked) ?? tracked.schedule;
+  const { since } = pendingOf(tracked)[0] ?? tracked.schedule;
   // A mark or `since` from a time when the clock was ahead is in the future, so it is limited to the present time.
   tracked.settledUntil = Math.min(Math.max(at, Date.parse(since)), now());
 }

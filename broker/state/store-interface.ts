@@ -32,7 +32,10 @@ export interface StateStore {
   readonly documents: Documents;
   /** False while the store may still contain a change whose commit has failed. finish() removes such a change. */
   readonly isUndone: boolean;
-  /** While the store does not answer, State rejects each new change or refresh immediately. */
+  /**
+   * While the store does not answer, State rejects each new change immediately, and each new refresh when the running one
+   * has ended.
+   */
   readonly connection: Connection;
   /**
    * Calls `edit` once with the newest documents, and stores the result. Resolves with the stored documents. `current`
