@@ -33,11 +33,6 @@ const allBytes = largestBytes;
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 /**
- * Maximum window of each stream of a distant peer between transfers. A peer that has sent a large file keeps this much,
- * so that its next transfer needs fewer round trips to become fast.
- */
-export const keptBytes = 4 * mebibyte;
-/**
  * With up to this many calls, a distant peer may use all of `sharedBytes`. With more calls its limit falls in
  * proportion: twice as many calls have half of `sharedBytes` together.
  */
@@ -146,8 +141,7 @@ class WindowControl {
     this.#busy.add(peer);
     peer.session.setLocalWindowSize(unlimitedBytes);
     peer.last = statusOf(peer);
-    // The window that the last transfer left stays until the first bytes arrive, a round trip later.
-    peer.readPerTrip = [0, (peer.window * peer.streams.size) / tripsPerWindow];
+    peer.readPerTrip = [0, 0];
     if (this.#busy.size === 1) this.#stopLooking = every(lookMs, () => this.#look());
   }
 
@@ -160,7 +154,7 @@ class WindowControl {
     const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
     for (const peer of busy) {
       resize(peer, windowFor(peer, share));
-      const idle = peer.streams.size === 0 && peer.window <= keptBytes;
+      const idle = peer.streams.size === 0 && peer.window === firstBytes;
       if (idle || peer.session.destroyed) this.#busy.delete(peer);
     }
     if (this.#busy.size === 0) this.#stopLooking();
@@ -205,18 +199,16 @@ const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(..
  */
 function windowFor(peer: Peer, share: number): number {
   const { last, window, streams, roundTripMs } = peer;
-  if (streams.size === 0) return Math.min(window, keptBytes);
+  if (streams.size === 0) return firstBytes;
   const now = statusOf(peer);
   const read = now.received - last.received - (now.unread - last.unread);
   const perTrip = (read * roundTripMs) / (now.at - last.at);
   peer.last = now;
   peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
-  const largest = largestOf(peer) / streams.size;
-  const wanted = Math.min(wantedBy(peer), share) / streams.size;
+  const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
   const least = streams.size > fewStreams ? firstBytes : nearBytes;
-  // One step may enlarge a window to any size. It shrinks the window of a peer with calls by at most half, or to the
-  // largest size that is permitted for so many calls.
-  const next = Math.max(least, Math.min(largest, Math.max(window / 2, wanted)));
+  // One step may enlarge a window to any size, but shrinks the window of a peer with calls by at most half.
+  const next = Math.max(least, window / 2, wanted);
   return next > window || next <= window / 2 || next === least ? next : window;
 }
 
