@@ -194,13 +194,13 @@ async function accountOf({ name, home }: Service, user: string, undo: Undo): Pro
     throw new StartError(`--user ${user}: this machine has no such user; create it first`, 1);
   const where = home ? ['--create-home', `--home-dir=${home}`] : ['--no-create-home', '--home-dir=/'];
   await must('useradd', ['--system', '--user-group', ...where, '--shell=/usr/sbin/nologin', user]);
-  undo.push(() => removeAccount(user, home));
   const made = await findAccount(user);
-  if (made) return made;
-  throw new StartError(
-    `useradd succeeded, but getent finds no user ${user}; check the user databases in /etc/nsswitch.conf`,
-    1,
-  );
+  if (!made) {
+    const problem = `useradd succeeded, but getent finds no user ${user}`;
+    throw new StartError(`${problem}; check the user databases in /etc/nsswitch.conf`, 1);
+  }
+  undo.push(() => removeAccount(user, home));
+  return made;
 }
 
 async function rollBack(undo: Undo): Promise<string[]> {

@@ -855,6 +855,34 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
+  test.skipIf(!isRoot)(
+    'directories inherit the group of a setgid directory also if the agent is not in this group (needs root)',
+    async () => {
+      mkdirSync(path('target'));
+      chmodSync(disk.root, 0o777);
+      chownSync(path('target'), 0, 4321);
+      chmodSync(path('target'), 0o2777);
+      const entries = ['a/', 'a/b/', 'a/b/c/'].map((name) => ({ name, type: 'directory' as const, mode: 0o755 }));
+      writeFileSync(join(disk.base, 'file.tar'), await tarOf(...entries));
+      const child = disk.program(
+        `const [root, tar] = ${JSON.stringify([disk.root, join(disk.base, 'file.tar')])};
+        process.umask(0o022);
+        const files = await createFiles({ roots: [root], home: root, forbidden: [], directory: root + '/data', log: createLogger('test', 'silent') });
+        async function* upload() {
+          yield { open: { path: Buffer.from(root + '/target'), whole: false, overwrite: false, create_parents: false } };
+          yield { chunk: fs.readFileSync(tar) };
+          yield { commit: {} };
+        }
+        await files.writeArchive(upload(), { signal: new AbortController().signal });
+        console.log('unpacked');`,
+        65_534,
+      );
+      await printed(child, 'unpacked');
+      const groups = entries.map(({ name }) => statSync(path('target', name)).gid);
+      expect(groups).toEqual([4321, 4321, 4321]);
+    },
+  );
+
   test.skipIf(!isRoot).each([
     ['plain', 'shared'],
     ['shared', 'plain'],

@@ -929,6 +929,26 @@ describe('writing', () => {
     },
   );
 
+  test('an upload succeeds also if another program takes the new file away at once', async () => {
+    let taken = 0;
+    let hasEnded = false;
+    onTestFinished(() => {
+      hasEnded = true;
+    });
+    const takeAway = (): void => {
+      if (hasEnded) return;
+      for (const name of readdirSync(root).filter((entry) => entry.startsWith('new'))) {
+        rmSync(path(name));
+        taken += 1;
+      }
+      setImmediate(takeAway);
+    };
+    takeAway();
+    for (let n = 0; n < 50; n += 1) await write(path(`new${n}`), 'x', { overwrite: false });
+    await expect.poll(() => taken).toBe(50);
+    expect(tree(root)).toEqual([]);
+  });
+
   test('temporary files of a killed agent are removed at the next start', async () => {
     const data = join(base, 'killed');
     const child = disk.program(`

@@ -16,10 +16,12 @@ export interface Placement {
 export async function place({ from, to, directory, overwrite, path }: Placement): Promise<void> {
   if (overwrite) return fs.rename(from, to);
   if (directory) return claim(from, to);
+  const placed = fs.identityOf(await fs.lstat(from));
   await linkAs(from, to, path);
-  const [old, made] = await Promise.all([fs.lstat(from), fs.lstat(to)]);
-  // `from` is removed only if it still names the placed file: another program may have replaced it.
-  if (fs.identityOf(old) === fs.identityOf(made)) await fs.unlink(from);
+  const left = await fs.lookAt(from);
+  // `from` is removed only if it still names the placed file: another program may have replaced it. `to` is not looked
+  // at, because another program may have taken it away already.
+  if (left && fs.identityOf(left) === placed) await fs.unlink(from);
 }
 
 /** Gives a file a second name. Fails with EEXIST if the name is taken, and cannot link directories. */

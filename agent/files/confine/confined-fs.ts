@@ -86,9 +86,14 @@ export const lstat = (at: Confined): Promise<BigIntStats> =>
     callbacks.lstat(bytes(at), { bigint: true }, (error, stats) => (error ? reject(error) : resolve(stats)));
   });
 
-/** Sets the mode of a directory, whatever the umask is. A setgid bit inherited from the parent directory stays. */
+/**
+ * Sets the mode of a directory, whatever the umask is. A setgid bit inherited from the parent directory stays. A mode
+ * that is right is not set again, because chmod(2) removes setgid if the agent's user is not in the directory's group.
+ */
 export async function chmodDirectory(directory: Pinned, mode: number): Promise<void> {
-  await chmod(directory.at, (Number((await directory.stat()).mode) & 0o2000) | mode);
+  const present = Number((await directory.stat()).mode) & 0o7777;
+  const wanted = (present & 0o2000) | mode;
+  if (present !== wanted) await chmod(directory.at, wanted);
 }
 
 export const ignoreMissing = ignoring('ENOENT');
