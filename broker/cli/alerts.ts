@@ -133,6 +133,7 @@ export function addAlertChannels(program: Command): void {
   });
   routeVerb(channels, 'delete', 'alertChannels', 'remove', { destroys: ['remove the channel', 'removed'] });
   addDeliveries(channels, 'alertChannels', {
+    what: 'test',
     test: 'send a test message now, and fail if the service does not accept it',
     fields: 'id status attempts made=created_at next last',
   });

@@ -139,7 +139,7 @@ export function list(text: string, before: string[] = []): string[] {
   return [...before, ...words.filter((word) => word !== '')];
 }
 
-function duration(text: string): number {
+export function duration(text: string): number {
   if (durationForm.test(text)) return parseDuration(text);
   throw new InvalidArgumentError('It must be a duration such as 300ms, 5m or 24h.');
 }
@@ -184,11 +184,6 @@ const readersByName: Readonly<Record<string, Reader>> = {
     const all = list(text, before);
     if (all.length > 0) return all;
     throw new InvalidArgumentError('It must have at least one tag.');
-  },
-  expiresIn(text) {
-    const ms = duration(text);
-    if (ms > 0) return ms;
-    throw new InvalidArgumentError('It must be longer than 0.');
   },
 };
 

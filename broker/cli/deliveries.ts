@@ -15,16 +15,19 @@ export const receiverCells = {
   last: ({ last_delivery }: Receiver) => last_delivery && (last_delivery.delivered ? 'delivered' : 'failed'),
 };
 
-/** Adds the verbs `test` and `deliveries`. `test`: help text of that verb. `fields`: columns of the deliveries. */
+/**
+ * Adds the verbs `test` and `deliveries`. `what`: what `test` sends. `test`: help text of that verb. `fields`: columns
+ * of the deliveries.
+ */
 export function addDeliveries(
   parent: Command,
   noun: 'webhooks' | 'alertChannels',
-  { test, fields }: { test: string; fields: string },
+  { what, test, fields }: { what: string; test: string; fields: string },
 ): void {
   routeVerb(parent, 'test', noun, 'test', {
     about: test,
     after({ delivered }) {
-      if (!delivered) throw new StartError('the test was not delivered; the error above says why', 1);
+      if (!delivered) throw new StartError(`the ${what} was not delivered; the error above says why`, 1);
     },
   });
   routeVerb(parent, 'deliveries', noun, 'deliveries', {

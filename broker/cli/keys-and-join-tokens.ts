@@ -5,7 +5,7 @@ import { now } from '../../shared/clock.ts';
 import { packaged } from '../../shared/paths-in-checkout-or-package.ts';
 import { quoteForShell } from '../../shared/quote-for-shell.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { list } from './declare-verb.ts';
+import { duration, list } from './declare-verb.ts';
 import { type Format, hint } from './print.ts';
 import { checkPrinted } from './stdout-stderr-and-exit.ts';
 import { type Given, routeVerb } from './verb-from-route.ts';
@@ -64,7 +64,7 @@ export function addAuth(program: Command): void {
     },
     input: expiry,
   });
-  routeVerb(auth, 'rotate-key', 'keys', 'rotate', {
+  const rotate = routeVerb(auth, 'rotate-key', 'keys', 'rotate', {
     about: 'replace the secret of an API key and print the new one once; the key keeps its id and rights',
     examples: ['--grace 1h'],
     flags: {
@@ -84,6 +84,11 @@ export function addAuth(program: Command): void {
   for (const { options } of [create, update]) {
     const option = options.find(({ long }) => long === '--scopes');
     option?.choices(scopes).argParser(readScopes);
+  }
+  // A new secret must be valid for some time. `update-key` takes 0 too, which turns a key off.
+  for (const { options } of [create, rotate]) {
+    for (const option of options.filter((one) => one.attributeName() === 'expiresIn'))
+      option.argParser(readValidity);
   }
   addLogins(auth);
 }
@@ -106,6 +111,12 @@ const limits = (key: { machine_ids: string[] | null; tags: string[] | null }): s
 
 function expiry({ expiresIn }: Given): { expires_at?: string } {
   return typeof expiresIn === 'number' ? { expires_at: new Date(now() + expiresIn).toISOString() } : {};
+}
+
+function readValidity(text: string): number {
+  const ms = duration(text);
+  if (ms > 0) return ms;
+  throw new InvalidArgumentError('It must be longer than 0.');
 }
 
 function readScopes(text: string, before?: string[]): string[] {

@@ -45,6 +45,7 @@ export function addWebhooks(program: Command): void {
   });
   routeVerb(webhooks, 'delete', 'webhooks', 'remove', { destroys: ['remove the webhook', 'removed'] });
   addDeliveries(webhooks, 'webhooks', {
+    what: 'test event',
     test: 'send a test event now, and fail if the URL does not accept it',
     fields: 'id type status attempts made=created_at next last',
   });

@@ -168,6 +168,7 @@ describe('the command line ends', () => {
     ['no scope at all', ['auth', 'create-key', '--scopes', ''], 'There is no scope'],
     ['a time that is no duration', ['join-tokens', 'create', '--expires-in', 'soon'], "'soon' is invalid"],
     ['a key that expires at once', ['auth', 'create-key', '--expires-in', '0s'], 'longer than 0'],
+    ['a new secret for no time', ['auth', 'rotate-key', 'key_a', '--expires-in', '0s'], 'longer than 0'],
     ['a key valid for no time', ['auth', 'create-key', '--expires', '0s'], 'longer than 0'],
     ['a count that is no number', ['join-tokens', 'create', '--uses', 'many'], "'many' is invalid"],
   ])('with 2 for %s, and starts nothing', async (_what, args, part) => {
