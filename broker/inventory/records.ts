@@ -49,6 +49,9 @@ const tables = [
   CREATE INDEX inventory_packages_by_name ON inventory_packages (name)`,
 ];
 
+/** Number of packages that one statement inserts. */
+const rowsAtOnce = 50;
+
 export class InventoryRecords {
   readonly #history: History;
 
@@ -132,9 +135,19 @@ export class InventoryRecords {
       const sql = `DELETE ${of} AND name = ? AND version = ? AND arch = ?`;
       if (!after.has(key)) transaction.run(sql, machine_id, one.name, one.version, one.arch);
     }
-    const insert = 'INSERT INTO inventory_packages (machine_id, name, version, arch) VALUES (?, ?, ?, ?)';
-    for (const [key, one] of after)
-      if (!before.has(key)) transaction.run(insert, machine_id, one.name, one.version, one.arch);
+    const added = [...after].flatMap(([key, one]) => (before.has(key) ? [] : [one]));
+    const single = added.length % rowsAtOnce;
+    // Rows are inserted one at a time or `rowsAtOnce` at a time, so that two prepared statements are enough.
+    for (let at = 0; at < added.length; ) {
+      const some = added.slice(at, at + (at < single ? 1 : rowsAtOnce));
+      const rows = some.map(() => '(?, ?, ?, ?)').join(', ');
+      const values = some.flatMap((one) => [machine_id, one.name, one.version, one.arch]);
+      transaction.run(
+        `INSERT INTO inventory_packages (machine_id, name, version, arch) VALUES ${rows}`,
+        ...values,
+      );
+      at += some.length;
+    }
   }
 
   remove(transaction: HistoryTransaction, machineId: string): void {
