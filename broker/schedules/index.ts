@@ -20,6 +20,7 @@ import {
   type Changes,
   changedBy,
   changesNothing,
+  changesTimes,
   decidesRun,
   scheduleOf,
 } from './schedule-from-request.ts';
@@ -120,7 +121,7 @@ export class Schedules {
     update: async ({ schedule_id, ...changes }, caller) => {
       if (changes.on_change)
         await this.#assertServed(changedBy(this.#find(schedule_id), changes, caller), caller);
-      const marks = await this.#context.records.marksOf([schedule_id]);
+      const marks = changesTimes(changes) ? await this.#context.records.marksOf([schedule_id]) : undefined;
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);

@@ -112,6 +112,10 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
   return same && sameKind && samePath ? after : { ...after, since: at };
 }
 
+/** True if the changes may replace due times. */
+export const changesTimes = ({ cron, timezone, enabled, on_change }: Changes): boolean =>
+  [cron, timezone, enabled, on_change].some((field) => field !== undefined);
+
 function notifyOf(given: Params['notify'], before: Schedule['notify']): Schedule['notify'] {
   if (!given) return null;
   return {

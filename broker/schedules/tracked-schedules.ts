@@ -270,11 +270,13 @@ export class TrackedSchedules {
 
   /**
    * Returns the field `replaced` of a schedule after a change. It contains the cron expressions before the change that
-   * are due between the marks and their end, because these due times may have no row yet.
+   * are due between the marks and their end, because these due times may have no row yet. `marks` can be undefined if
+   * the due times did not change.
    */
-  replacedBy(after: Schedule, before: Schedule, marks: readonly Mark[]): Schedule['replaced'] {
+  replacedBy(after: Schedule, before: Schedule, marks: readonly Mark[] | undefined): Schedule['replaced'] {
     // A change from one machine to tags, or back, changes the machines. Due times of the former ones get no rows.
     if ((before.tags === null) !== (after.tags === null)) return undefined;
+    if (!marks) return before.replaced;
     const { cron, timezone, since, enabled, replaced = [] } = before;
     const isReplaced = enabled && cron !== null && since !== after.since;
     const times = marks.map(({ at }) => at);
