@@ -81,16 +81,24 @@ export function addAuth(program: Command): void {
       if (format !== 'json') explainWhatIsLeft(left);
     },
   });
-  for (const { options } of [create, update]) {
+  checkScopes(create, update);
+  checkValidity(create, rotate);
+  addLogins(auth);
+}
+
+function checkScopes(...verbs: Command[]): void {
+  for (const { options } of verbs) {
     const option = options.find(({ long }) => long === '--scopes');
     option?.choices(scopes).argParser(readScopes);
   }
-  // A new secret must be valid for some time. `update-key` takes 0 too, which turns a key off.
-  for (const { options } of [create, rotate]) {
+}
+
+/** A new secret must be valid for some time. `update-key` takes 0 too, which turns a key off. */
+function checkValidity(...verbs: Command[]): void {
+  for (const { options } of verbs) {
     for (const option of options.filter((one) => one.attributeName() === 'expiresIn'))
       option.argParser(readValidity);
   }
-  addLogins(auth);
 }
 
 function addLogins(auth: Command): void {

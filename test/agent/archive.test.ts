@@ -862,7 +862,11 @@ describe('writeArchive', () => {
       chmodSync(disk.root, 0o777);
       chownSync(path('target'), 0, 4321);
       chmodSync(path('target'), 0o2777);
-      const entries = ['a/', 'a/b/', 'a/b/c/'].map((name) => ({ name, type: 'directory' as const, mode: 0o755 }));
+      const entries = ['a/', 'a/b/', 'a/b/c/'].map((name) => ({
+        name,
+        type: 'directory' as const,
+        mode: 0o755,
+      }));
       writeFileSync(join(disk.base, 'file.tar'), await tarOf(...entries));
       const child = disk.program(
         `const [root, tar] = ${JSON.stringify([disk.root, join(disk.base, 'file.tar')])};
