@@ -12,6 +12,7 @@ interface Koffi {
 
 /** Size of the buffers for structs of libc, which are far smaller (336 and 80 bytes in glibc). */
 const structBytes = 4096;
+const untouched = 0xa5;
 
 /** Flags of <spawn.h>, the same in glibc and musl. */
 const setSigDefault = 0x04;
@@ -40,7 +41,7 @@ function loadLibc(koffi: Koffi) {
   const addChdir = func('int posix_spawn_file_actions_addchdir_np(void *actions, str path)');
   const destroyActions = func('int posix_spawn_file_actions_destroy(void *actions)');
   const waitpid = func('int waitpid(int pid, _Out_ int *status, int options)');
-  const actions = Buffer.alloc(structBytes);
+  const actions = struct();
   const attributes = attributesOf(func);
 
   /**
@@ -54,6 +55,7 @@ function loadLibc(koffi: Koffi) {
     if ([cwd, ...argv, ...envp].some((text) => text.includes('\0'))) return undefined;
     const pid = [0];
     if (initActions(actions) !== 0) return undefined;
+    assertUntouched(actions);
     let errno = addChdir(actions, cwd);
     for (const [to, from] of files.entries()) errno ||= addDup2(actions, from, to);
     // Searches for the program in the PATH of this process.
@@ -83,7 +85,7 @@ function loadLibc(koffi: Koffi) {
  * with `detached` does the same.
  */
 function attributesOf(func: (declaration: string) => Call): Buffer {
-  const attributes = Buffer.alloc(structBytes);
+  const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);
   // All bits are set directly. sigfillset(3) would omit the signals that the C library uses itself (two in glibc), and
   // the child would ignore these signals.
@@ -98,7 +100,15 @@ function attributesOf(func: (declaration: string) => Call): Buffer {
     ),
   ].some((result) => result !== 0);
   if (failed) throw new Error('posix_spawn of this libc cannot set the session or the signals of a child');
+  assertUntouched(attributes);
   return attributes;
+}
+
+const struct = (): Buffer => Buffer.alloc(structBytes, untouched);
+
+function assertUntouched(one: Buffer): void {
+  if (one.subarray(structBytes / 2).some((byte) => byte !== untouched))
+    throw new Error('a struct of this libc is larger than its buffer');
 }
 
 /** Number of SIGRTMIN in glibc, which reserves the two signals before it. */
