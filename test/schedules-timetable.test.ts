@@ -2,7 +2,7 @@
 import { expect, test } from 'vitest';
 import { wordsOf } from '../broker/schedules/cron.ts';
 import { checkedTimetable } from '../broker/schedules/timetable.ts';
-import { replacedOf, settle } from '../broker/schedules/tracked-schedules.ts';
+import { replacedOf, setSettledUntil } from '../broker/schedules/tracked-schedules.ts';
 import { now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { leapingClock } from './commands-fixture.ts';
@@ -595,7 +595,7 @@ test('due times of a replaced expression are not overlooked if the broker that c
   const replaced = [{ cron: '* * * * *', timezone: 'UTC', since: since ?? '', until: until ?? '' }];
   const settledUntil = now() - 600_000;
   const tracked = { schedule: { since: until ?? '', replaced }, settledUntil };
-  settle(tracked, settledUntil);
+  setSettledUntil(tracked, settledUntil);
   expect([tracked.settledUntil, replacedOf(tracked)]).toEqual([settledUntil, undefined]);
   clock.set(changed);
   expect(replacedOf(tracked)).toBe(replaced[0]);

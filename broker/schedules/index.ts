@@ -127,8 +127,8 @@ export class Schedules {
         const before = this.#find(schedule_id, transaction.before);
         if (setsNothing(changes)) return before;
         this.#assertReachesAll(before, transaction, caller);
-        const changed = changedBy(before, changes, caller);
-        const after = { ...changed, replaced: this.#tracked.replacedBy(changed, before, marks) };
+        const next = changedBy(before, changes, caller);
+        const after = { ...next, replaced: this.#tracked.replacedBy(next, before, marks) };
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
         // A request without changes returns here, so that the schedule continues to use the rights of its present key.
         // Most changes replace this key with the key of the request.

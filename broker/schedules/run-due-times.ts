@@ -11,7 +11,7 @@ import {
   machineIn,
   type Replaced,
   replacedOf,
-  settle,
+  setSettledUntil,
   type Tracked,
   type TrackedSchedules,
 } from './tracked-schedules.ts';
@@ -227,7 +227,7 @@ export class DueTimes {
     const end = Date.parse(replaced.until);
     if (timetable?.times(tracked.settledUntil, 1, end).length)
       return this.#recordMissed(tracked, timetable, end, changed);
-    settle(tracked, end);
+    setSettledUntil(tracked, end);
     tracked.missed = 0;
   }
 

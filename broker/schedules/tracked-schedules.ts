@@ -299,7 +299,7 @@ export class TrackedSchedules {
     const mark = marks?.get(schedule.tags ? `${schedule.id} ${machine_id}` : schedule.id);
     // A machine that has just got the tags of the schedule has no mark. Its due times count from now on.
     const from = mark ?? (schedule.tags && settledUntil === 0 ? now() : settledUntil);
-    settle(tracked, from);
+    setSettledUntil(tracked, from);
     return mark;
   }
 
@@ -356,7 +356,7 @@ export const replacedOf = (tracked: Progress): Replaced | undefined =>
   pendingOf(tracked).find(({ until }) => Date.parse(until) <= now());
 
 /** Sets `settledUntil` to `at`, or to the later time from which a cron expression of the schedule counts. */
-export function settle(tracked: Progress, at: number): void {
+export function setSettledUntil(tracked: Progress, at: number): void {
   tracked.settledUntil = at;
   const { since } = pendingOf(tracked)[0] ?? tracked.schedule;
   // A mark or `since` from a time when the clock was ahead is in the future, so it is limited to the present time.

@@ -172,7 +172,7 @@ const schedule = z.strictObject({
   since: z.string(),
   /**
    * Cron expressions that were in force before `since`, each from its `since` to its `until`, the oldest first. Some of
-   * their due times may have no row yet. The field is absent if all have one.
+   * their due times may have no row yet. The next change of the times removes those of which all have one.
    */
   replaced: z
     .array(z.strictObject({ cron: z.string(), timezone: z.string(), since: z.string(), until: z.string() }))
