@@ -30,7 +30,7 @@ export const commitLock = lock + 2;
  * committed.
  */
 export const newsChannel = 'farhand';
-/** Begin of the id of a broker that uses the database alone, in the table `writers`. */
+/** Prefix of the id of a broker that uses the database alone, in the table `writers`. */
 const alone = 'only';
 /** Milliseconds after which the server ends a transaction of a broker that is frozen, so that the others can commit. */
 const frozenMs = 3_000;
@@ -306,7 +306,7 @@ export class PostgresSession implements Writer {
     this.#use(client);
   }
 
-  /** The error if another broker has used the database, because what this broker has in memory is then out of date. */
+  /** Logs and returns the error that another broker has used the database: this broker's memory is out of date. */
   #usedByAnother(): Error {
     const message = `another broker has written to ${this.#address.name} while this broker was disconnected: restart this broker`;
     this.#log.error(message);

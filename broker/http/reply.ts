@@ -268,8 +268,8 @@ async function send(
 }
 
 /**
- * Waits for the first chunk, at most `ms` milliseconds if `ms` is set. Rejects if the stream fails in this time. The returned stream
- * fails unless it has `length` bytes.
+ * Waits for the first chunk, at most `ms` milliseconds if `ms` is set. Rejects if the stream fails in this time. The
+ * returned stream fails unless it has `length` bytes.
  */
 async function begun<T extends { length: number }>(
   chunks: AsyncIterable<T>,

@@ -58,9 +58,9 @@ export class State implements Declared {
   readonly #watchers = new Set<() => void>();
   #committed: Version;
   #queue: Pending[] = [];
-  /** The refresh that began last. */
+  /** Promise of the refresh that runs, or of the last one. */
   #refreshing = Promise.resolve();
-  /** The refresh that begins when the running one has ended; undefined if none is waiting. */
+  /** Promise of the refresh that starts after the running one; undefined if no refresh waits. */
   #nextRefresh: Promise<void> | undefined;
   #running: Promise<void> | undefined;
   #cancelAgain = (): void => {};

@@ -121,6 +121,7 @@ test('a broker that ends between a change of a schedule and the rows of the time
   await broker.kill();
   // A broker without agents makes the changes, but writes no rows of schedules: as if it were killed after each change.
   for (const changes of [{ cron: '*/2 * * * * *' }, { timezone: 'Asia/Tokyo' }, { enabled: false }]) {
+    // Due times pass, which the next change skips.
     await sleep(3_000);
     await withSocket(broker.dataDir, async (local) => {
       for (const { id, changedAt } of made) {
