@@ -119,7 +119,7 @@ function addFlag(command: Command, flag: string, help: string, required: readonl
   const [, word = ''] = /<(.*)>/.exec(flag) ?? [];
   const name = option.attributeName();
   // The cast is safe: Commander passes each reader its own earlier result.
-  const read = (readersByName[name] ?? readers[word]) as
+  const read = (name === 'tags' ? tags : readers[word]) as
     | ((text: string, before: unknown) => unknown)
     | undefined;
   if (word.includes('|')) option.choices(word.split('|'));
@@ -177,14 +177,11 @@ const readers: Readonly<Record<string, Reader>> = {
   },
 };
 
-/** Functions that parse the values of single flags, by their names in commander. They replace those of `readers`. */
-const readersByName: Readonly<Record<string, Reader>> = {
-  // An empty list usually comes from a variable that is not set; as a filter it would match all.
-  tags(text, before) {
-    const all = list(text, before);
-    if (all.length > 0) return all;
-    throw new InvalidArgumentError('It must have at least one tag.');
-  },
+/** Parses a list of tags. An empty list usually comes from a variable that is not set; as a filter it would match all. */
+const tags: Reader = (text, before) => {
+  const all = list(text, before);
+  if (all.length > 0) return all;
+  throw new InvalidArgumentError('It must have at least one tag.');
 };
 
 export async function take<T>(items: AsyncIterable<T>, most: number): Promise<T[]> {

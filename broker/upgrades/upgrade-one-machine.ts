@@ -280,7 +280,7 @@ export class MachineUpgrade {
         const next = await answers.next().catch((error: unknown) => ({ error }));
         free();
         if ('error' in next) return await this.#failed(next.error);
-        if (next.done) return await this.#failed(noAnswer);
+        if (next.done) return await this.#failed(noAnswer());
         const { part, waiting } = next.value;
         if (part === 'switching') return await this.#awaitOutcome();
         // The machine has the package, and waits until its running commands and terminals have ended.
@@ -351,10 +351,11 @@ export class MachineUpgrade {
   }
 }
 
-const noAnswer = new AppError(
-  'machine_error',
-  'the agent ended the upgrade without an answer: see journalctl -u farhand-agent on the machine',
-);
+const noAnswer = (): AppError =>
+  new AppError(
+    'machine_error',
+    'the agent ended the upgrade without an answer: see journalctl -u farhand-agent on the machine',
+  );
 
 /** Returns the final status of a machine after a failed attempt to send the package. */
 function endOf({ code, message, details }: AppError): End {
