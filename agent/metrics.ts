@@ -7,7 +7,7 @@ import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
 import type { NetworkInterface } from '../proto/types/farhand/agent/v1/NetworkInterface.ts';
 import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { endsWithin, monotonic, now } from '../shared/clock.ts';
-import { remoteFileSystems } from '../shared/remote-file-systems.ts';
+import { remoteFileSystems } from '../shared/network-file-system-types.ts';
 import { residentBytes } from '../shared/start-garbage-collection.ts';
 
 /** The system calls by which metrics are measured. Tests replace them to simulate broken machines. */

@@ -17,8 +17,14 @@ import {
 import type { Verb } from '../shared/run-service-program.ts';
 import { needSystemd, noService, type State } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
+import {
+  installCommand,
+  type Plan,
+  perform,
+  say,
+  statusCommand,
+} from '../shared/systemd/install-and-status-commands.ts';
 import { type LinkState, linkIn } from '../shared/systemd/link-status-text.ts';
-import { installCommand, type Plan, perform, say, statusCommand } from '../shared/systemd/run-verbs.ts';
 import { checkRoots } from './files/index.ts';
 import { readTokenFile } from './identity.ts';
 import { agentSettings, serviceSettings } from './settings-schema.ts';

@@ -8,7 +8,7 @@ import { newTimedId, timeOf } from '../shared/ids.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history/history-database.ts';
 import { type CountedTable, createCounts, sequencesPerMs } from './history/row-counts.ts';
 import { OrderedTable } from './history/time-ordered-table.ts';
-import type { Condition } from './paging.ts';
+import type { Condition } from './list-pages-and-filters.ts';
 
 interface AuditEntry extends OutboxEntry {
   kind: 'audit';

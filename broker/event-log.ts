@@ -16,7 +16,7 @@ import {
 } from './history/history-database.ts';
 import { type CountedTable, createCounts } from './history/row-counts.ts';
 import { OrderedTable } from './history/time-ordered-table.ts';
-import { allOf, type Condition, reachableOnly } from './paging.ts';
+import { allOf, type Condition, reachableOnly } from './list-pages-and-filters.ts';
 
 export interface Event {
   id: string;

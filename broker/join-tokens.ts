@@ -11,9 +11,9 @@ import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import type { Packages } from './agent-packages/index.ts';
 import type { Events } from './event-log.ts';
-import { hashOf } from './keys/index.ts';
+import { hashOf } from './keys/key-handlers.ts';
+import { pageOf } from './list-pages-and-filters.ts';
 import { found } from './not-found.ts';
-import { pageOf } from './paging.ts';
 import { firstFacts } from './presence/facts-and-metrics.ts';
 import type { JoinToken, Machine, State, StateTransaction } from './state/in-memory-state.ts';
 

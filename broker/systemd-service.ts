@@ -6,7 +6,13 @@ import { flag, type Invocation, readSettings } from '../shared/read-settings.ts'
 import type { Verb } from '../shared/run-service-program.ts';
 import { needSystemd } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
-import { installCommand, type Plan, perform, say, statusCommand } from '../shared/systemd/run-verbs.ts';
+import {
+  installCommand,
+  type Plan,
+  perform,
+  say,
+  statusCommand,
+} from '../shared/systemd/install-and-status-commands.ts';
 import { withSocket } from './cli/call-local-broker.ts';
 import { type BrokerSettings, brokerSettings } from './settings-schema.ts';
 

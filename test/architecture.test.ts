@@ -413,7 +413,7 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [['nodemailer'], ['broker/alerts']],
   [['rate-limiter-flexible'], ['broker/request-checks/rate-limits']],
   [['smol-toml'], ['shared/read-settings']],
-  [['@peculiar/x509', 'reflect-metadata'], ['broker/link/certificate-authority']],
+  [['@peculiar/x509', 'reflect-metadata'], ['broker/ca-and-broker-certificates']],
   [['pino'], ['shared/logger']],
   [['commander', '@clack/prompts', 'cli-table3'], ['broker/cli']],
   [['nanoid'], ['shared/ids']],

@@ -6,7 +6,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import type { Http2Session, Http2Stream, IncomingHttpHeaders } from 'node:http2';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { firstBytes } from '../shared/http2-windows.ts';
+import { firstBytes } from '../shared/adapt-http2-windows.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 import { waitFor } from './wait-for.ts';

@@ -1,11 +1,11 @@
 // Comparisons of package versions by the rules of each distribution.
 import { execFileSync } from 'node:child_process';
 import { expect, test } from 'vitest';
-import { compareApk } from '../broker/inventory/versions/apk.ts';
-import { compareDeb } from '../broker/inventory/versions/deb.ts';
-import { isBelow } from '../broker/inventory/versions/index.ts';
-import { comparePacman } from '../broker/inventory/versions/pacman.ts';
-import { compareRpm } from '../broker/inventory/versions/rpm.ts';
+import { compareApk } from '../broker/inventory/package-versions/apk.ts';
+import { compareDeb } from '../broker/inventory/package-versions/deb.ts';
+import { isBelow } from '../broker/inventory/package-versions/is-version-below.ts';
+import { comparePacman } from '../broker/inventory/package-versions/pacman.ts';
+import { compareRpm } from '../broker/inventory/package-versions/rpm.ts';
 import { seeded } from './seeded-random.ts';
 import { needs } from './skip-without-programs.ts';
 

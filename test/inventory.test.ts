@@ -15,7 +15,7 @@ import {
   parseDnfList,
   parsePacmanUpdates,
   parseZypperTable,
-} from '../agent/inventory/packages.ts';
+} from '../agent/inventory/packages-and-updates.ts';
 import { parseSockets } from '../agent/inventory/ports.ts';
 import { runProgram } from '../agent/inventory/run-program.ts';
 import { parseOsRelease } from '../agent/inventory/system.ts';

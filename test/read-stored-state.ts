@@ -5,7 +5,7 @@ import { DatabaseSync } from 'node:sqlite';
 import type { Row, Value } from '../broker/history/database-interface.ts';
 import { types } from '../broker/history/postgres-write-connection.ts';
 import { toPostgres } from '../broker/history/translate-to-postgres.ts';
-import { names } from '../broker/state/document-types.ts';
+import { names } from '../broker/state/state-documents-schema.ts';
 import { clientOf, databaseOf } from './start-postgres.ts';
 
 /** Returns rows of the history. `sql` is in the dialect of SQLite. */

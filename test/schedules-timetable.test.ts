@@ -1,7 +1,7 @@
 // Due times of schedules, without a broker: expressions, time zones, daylight saving time, and refusals.
 import { expect, test } from 'vitest';
-import { wordsOf } from '../broker/schedules/cron.ts';
-import { checkedTimetable } from '../broker/schedules/timetable.ts';
+import { checkedTimetable } from '../broker/schedules/cron-due-times.ts';
+import { wordsOf } from '../broker/schedules/cron-expression.ts';
 import { replacedOf, setSettledUntil } from '../broker/schedules/tracked-schedules.ts';
 import { now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';

@@ -5,7 +5,7 @@ import { type Method, methods } from '../../shared/agent-rpcs.ts';
 import { after, iso, monotonic } from '../../shared/clock.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { cut, Lines } from './json-lines-file.ts';
+import { cut, Lines } from './json-lines-writer.ts';
 
 type Call = Pick<Call__Output, 'method' | 'request_id' | 'caller'>;
 

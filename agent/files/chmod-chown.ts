@@ -1,7 +1,7 @@
 // Changes mode, owner or group of a file or directory. Symlinks are followed.
 import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/confined-fs.ts';
-import { assertFolder, assertMode } from './confine/request-path.ts';
+import { assertFolder, assertMode } from './confine/parse-request-path.ts';
 import { describe } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 import type { Users } from './users-groups.ts';

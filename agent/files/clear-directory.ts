@@ -3,7 +3,7 @@ import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import type { Boundary } from './confine/boundary.ts';
 import { type Confined, chmod, drop } from './confine/confined-fs.ts';
-import { type Bytes, toText } from './confine/request-path.ts';
+import { type Bytes, toText } from './confine/parse-request-path.ts';
 import { walk } from './confine/walk-tree.ts';
 
 /**

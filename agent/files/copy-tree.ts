@@ -7,7 +7,7 @@ import type { Boundary } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
 import { assertHoldsFiles, holdsFiles, holdsMemory } from './confine/kernel-file-systems.ts';
 import { hasChanged } from './confine/open-regular-file.ts';
-import { type Bytes, fault, toText } from './confine/request-path.ts';
+import { type Bytes, fault, toText } from './confine/parse-request-path.ts';
 import { type Step, walk } from './confine/walk-tree.ts';
 
 const bufferBytes = 1024 * 1024;

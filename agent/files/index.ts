@@ -11,7 +11,7 @@ import { writeArchive } from './archive/unpack-into-directory.ts';
 import { Journal } from './atomic/temporary-files-journal.ts';
 import { changeFile } from './chmod-chown.ts';
 import { Boundary } from './confine/boundary.ts';
-import { fromText } from './confine/request-path.ts';
+import { fromText } from './confine/parse-request-path.ts';
 import { Confinement } from './confine/resolve.ts';
 import { listFiles } from './list.ts';
 import { makeDirectory } from './make-directory.ts';

@@ -3,7 +3,7 @@
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lookAt, type Named, namesIn } from './confine/confined-fs.ts';
-import { type Bytes, bytes } from './confine/request-path.ts';
+import { type Bytes, bytes } from './confine/parse-request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';

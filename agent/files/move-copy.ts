@@ -5,7 +5,7 @@ import { assertPlace, type Placement, place } from './atomic/rename-into-place.t
 import { PrivateDirectory } from './atomic/temporary-directory.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
-import { assertFolder, fault, type Target, targetOf, toText } from './confine/request-path.ts';
+import { assertFolder, fault, type Target, targetOf, toText } from './confine/parse-request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { duplicate } from './copy-tree.ts';
 import { describeName } from './file-description.ts';

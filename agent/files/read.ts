@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { FileHandle } from './confine/confined-fs.ts';
 import { type Contents, hasChanged, openTargetFile } from './confine/open-regular-file.ts';
-import { type Bytes, fault, toText } from './confine/request-path.ts';
+import { type Bytes, fault, toText } from './confine/parse-request-path.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 

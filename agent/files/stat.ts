@@ -3,7 +3,7 @@ import type { StatFileResponse } from '../../proto/types/farhand/agent/v1/StatFi
 import { AppError, type Code } from '../../shared/errors.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import { readlink } from './confine/confined-fs.ts';
-import { assertFolder, type Target } from './confine/request-path.ts';
+import { assertFolder, type Target } from './confine/parse-request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Disk, Operation } from './operations-to-handlers.ts';

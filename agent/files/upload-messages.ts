@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { AppError } from '../../shared/errors.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
-import { type Bytes, toText } from './confine/request-path.ts';
+import { type Bytes, toText } from './confine/parse-request-path.ts';
 
 interface Message<Open, Commit> {
   open?: Open | null;

@@ -8,7 +8,7 @@ import { Wake } from '../../shared/wake.ts';
 import type { Boundary, IsProtected } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';
-import { type Bytes, bytes } from './confine/request-path.ts';
+import { type Bytes, bytes } from './confine/parse-request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import type { Disk, Operation } from './operations-to-handlers.ts';
 

@@ -5,7 +5,14 @@ import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/W
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
 import { AtomicWrite } from './atomic/atomic-write.ts';
 import { type BigIntStats, identify, lookAt } from './confine/confined-fs.ts';
-import { assertFile, assertMode, type Bytes, bytes, fault, type Target } from './confine/request-path.ts';
+import {
+  assertFile,
+  assertMode,
+  type Bytes,
+  bytes,
+  fault,
+  type Target,
+} from './confine/parse-request-path.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Disk } from './operations-to-handlers.ts';
 import type { Upload } from './upload-messages.ts';

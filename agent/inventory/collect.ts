@@ -4,7 +4,7 @@ import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/Ge
 import type { InventoryGap } from '../../proto/types/farhand/agent/v1/InventoryGap.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import { readContainers, readFailedUnits } from './failed-units-and-containers.ts';
-import { findPackageManager } from './packages.ts';
+import { findPackageManager } from './packages-and-updates.ts';
 import { readPorts } from './ports.ts';
 import { PartFailed } from './run-program.ts';
 import { readDisks, readInterfaces, readSystem } from './system.ts';

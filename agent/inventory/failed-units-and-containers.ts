@@ -4,7 +4,7 @@ import { request } from 'node:http';
 import type { InventoryContainer } from '../../proto/types/farhand/agent/v1/InventoryContainer.ts';
 import type { InventoryUnit } from '../../proto/types/farhand/agent/v1/InventoryUnit.ts';
 import { after } from '../../shared/clock.ts';
-import { exists } from './packages.ts';
+import { exists } from './packages-and-updates.ts';
 import { PartFailed, runProgram } from './run-program.ts';
 
 export async function readFailedUnits(signal: AbortSignal): Promise<InventoryUnit[]> {

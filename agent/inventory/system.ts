@@ -5,7 +5,7 @@ import os from 'node:os';
 import type { InventoryDisk } from '../../proto/types/farhand/agent/v1/InventoryDisk.ts';
 import type { InventoryInterface } from '../../proto/types/farhand/agent/v1/InventoryInterface.ts';
 import type { InventorySystem } from '../../proto/types/farhand/agent/v1/InventorySystem.ts';
-import { exists } from './packages.ts';
+import { exists } from './packages-and-updates.ts';
 import { runProgram } from './run-program.ts';
 
 /** Returns the text of a system file; empty if it cannot be read. */

@@ -11,11 +11,11 @@ import {
 import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
+import { firstBytes } from '../../shared/adapt-http2-windows.ts';
 import { callKey, linkServerName, linkService } from '../../shared/agent-rpcs.ts';
 import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { firstBytes } from '../../shared/http2-windows.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 
 export type ControlStream = ReturnType<LinkClient['Connect']>;

@@ -10,12 +10,12 @@ import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/
 import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
 import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
 import type { Welcome__Output } from '../../proto/types/farhand/link/v1/Welcome.ts';
+import { controlFlow } from '../../shared/adapt-http2-windows.ts';
 import { type Method, methods, protocolVersion, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { backoff } from '../../shared/backoff.ts';
 import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { after, every, monotonic, sleep } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
-import { controlFlow } from '../../shared/http2-windows.ts';
 import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';

@@ -9,10 +9,10 @@ import { outputNames, type Recovered } from './crash-recovery.ts';
 import { follow } from './follow-output.ts';
 import { signalGroup } from './kill-tree.ts';
 import { plan } from './launch-plan.ts';
-import { type Input, Piped, type PipeNames } from './pipes.ts';
 import type { Exit } from './process-journal.ts';
 import { ProcessTable, Tracked } from './process-registry.ts';
 import type { Parts, Prepared } from './running-process.ts';
+import { type Input, Piped, type PipeNames } from './stdin-stdout-pipes.ts';
 
 interface CommandParts extends Parts {
   outputs: string;

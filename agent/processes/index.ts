@@ -8,9 +8,9 @@ import type { Logger } from '../../shared/logger.ts';
 import { createCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
 import { recover, recoverJournal } from './crash-recovery.ts';
-import { PipeNames } from './pipes.ts';
 import { defaultLimits, type Limits, type Parts } from './running-process.ts';
 import { Spawners } from './spawner/index.ts';
+import { PipeNames } from './stdin-stdout-pipes.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
 

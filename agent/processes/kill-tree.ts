@@ -5,7 +5,7 @@ import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { killByCgroup, threadsIn } from './cgroup.ts';
 import { marker } from './launch-plan.ts';
-import { type Leader, type Process, parseStat, statNow } from './proc-stat.ts';
+import { type Leader, type Process, parseStat, statNow } from './proc-pid-stat.ts';
 
 /** A process with its environment mark and its output files, which identify the command that it belongs to. */
 interface Seen extends Process {

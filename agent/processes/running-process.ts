@@ -13,7 +13,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Cgroups } from './cgroup.ts';
 import { type FirstSignal, killTree, Tree } from './kill-tree.ts';
 import { explain, NotStarted, type Plan } from './launch-plan.ts';
-import type { Leader } from './proc-stat.ts';
+import type { Leader } from './proc-pid-stat.ts';
 import type { Exit, Journal } from './process-journal.ts';
 import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';

@@ -17,6 +17,7 @@ import { home } from '../../shared/paths-in-checkout-or-package.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import { Upload } from '../files/upload-messages.ts';
 import type { Processes } from '../processes/index.ts';
+import { acceptUpgrade, type Open, receivePackage, refusal } from './accept-and-receive-package.ts';
 import {
   installedKind,
   kindOfHome,
@@ -25,7 +26,6 @@ import {
   type UpgradeRequest,
   upgradePaths,
 } from './files-shared-with-root.ts';
-import { acceptUpgrade, type Open, receivePackage, refusal } from './receive-package.ts';
 import { readTrustedKey, readUsableKey } from './trusted-key.ts';
 
 export interface UpgradesOptions {

@@ -7,7 +7,7 @@ import { packages as routes } from '../../shared/api/packages.ts';
 import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/paths-in-checkout-or-package.ts';
-import { pageOf } from '../paging.ts';
+import { pageOf } from '../list-pages-and-filters.ts';
 import { type Catalog, packagesIn, toJson, uploadedPackages } from './available-packages.ts';
 import { type Addresses, type InstallLine, installLineFor, scriptFor } from './install.ts';
 import { uploadHandlers } from './upload-packages.ts';

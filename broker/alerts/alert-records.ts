@@ -10,7 +10,7 @@ import { newId } from '../../shared/ids.ts';
 import type { Events } from '../event-log.ts';
 import type { History, HistoryTransaction, Row, RowReader } from '../history/history-database.ts';
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
-import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { allOf, filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';
 import type { AlertRule, State } from '../state/in-memory-state.ts';
 
 type Served = Reply<Api['alerts']['get']>;

@@ -11,11 +11,11 @@ import { assertUrl } from '../deliveries/address-guard.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
 import { deliveryRows } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/key-rights-types.ts';
+import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
 import { testMessage } from '../deliveries/signature.ts';
 import type { History, Row } from '../history/history-database.ts';
+import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
 import { found } from '../not-found.ts';
-import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
 import type { AlertChannel, Declared, State, StateTransaction } from '../state/in-memory-state.ts';
 import type { ChannelReceivers, Sealed } from './deliver-to-channels.ts';
 

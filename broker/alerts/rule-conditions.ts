@@ -2,7 +2,7 @@
 // current machines, schedules and keys.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
-import { remoteFileSystems } from '../../shared/remote-file-systems.ts';
+import { remoteFileSystems } from '../../shared/network-file-system-types.ts';
 import { isOlder, version } from '../../shared/version.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { machinesOfSchedule, reaches } from '../keys/rights.ts';

@@ -8,8 +8,8 @@ import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { currentKey, holds, type Limits, mayUseAll } from '../keys/rights.ts';
+import { pageOf } from '../list-pages-and-filters.ts';
 import { found } from '../not-found.ts';
-import { pageOf } from '../paging.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
 
 type Changes = Omit<Input<Api['alertRules']['update']>, 'rule_id'>;

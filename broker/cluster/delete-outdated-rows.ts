@@ -1,7 +1,7 @@
 // Deletes rows about brokers, owners and tokens that are no longer needed. Every broker does so regularly.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { PostgresListener } from '../history/postgres-listener.ts';
+import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
 import { expiring, pruning } from './broker-and-owner-tables.ts';
 
 const pruneMs = 3_600_000;
@@ -11,7 +11,7 @@ const expireMs = 60_000;
  * Every minute, deletes expired tokens and the old rows of brokers that were started again. Every hour, deletes all
  * other outdated rows. Rows that could not be deleted are deleted the next time. Call the returned function to stop.
  */
-export function deleteOutdatedRows(connection: PostgresListener, log: Logger): () => void {
+export function deleteOutdatedRows(connection: LeaseConnection, log: Logger): () => void {
   let isStopped = false;
   const run = async (statements: readonly string[]): Promise<void> => {
     try {

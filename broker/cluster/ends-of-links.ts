@@ -1,11 +1,11 @@
 // Stores in the database that a link between this broker and a machine has ended.
 import { nextTurn } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { PostgresListener } from '../history/postgres-listener.ts';
+import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
 import { unlinking } from './broker-and-owner-tables.ts';
 
 export class EndsOfLinks {
-  readonly #connection: PostgresListener;
+  readonly #connection: LeaseConnection;
   readonly #brokerId: string;
   /** Notifies the other brokers, which then read the owners and links of machines again. */
   readonly #notify: () => Promise<void>;
@@ -14,7 +14,7 @@ export class EndsOfLinks {
   readonly #ended = new Map<string, string>();
   #isPlanned = false;
 
-  constructor(connection: PostgresListener, brokerId: string, notify: () => Promise<void>, log: Logger) {
+  constructor(connection: LeaseConnection, brokerId: string, notify: () => Promise<void>, log: Logger) {
     this.#connection = connection;
     this.#brokerId = brokerId;
     this.#notify = notify;

@@ -1,7 +1,7 @@
 // The lease of this broker. While the lease lasts, no other broker claims this broker's machines.
 import { randomBytes } from 'node:crypto';
 import { monotonic } from '../../shared/clock.ts';
-import type { PostgresListener } from '../history/postgres-listener.ts';
+import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
 import { leaseMs, releasing, renewal } from './broker-and-owner-tables.ts';
 
 export const newBrokerId = (): string => `broker_${randomBytes(11).toString('hex')}`;
@@ -15,7 +15,7 @@ export class Lease {
   url: string;
   /** Id of this broker's data directory. */
   readonly directoryId: string;
-  readonly #connection: PostgresListener;
+  readonly #connection: LeaseConnection;
   /**
    * `#until`: time until which this broker relies on its lease, which is `marginMs` before the lease ends.
    * `#steadySince`: time since which the lease has been valid without a break. Both are times of the monotonic clock.
@@ -27,7 +27,7 @@ export class Lease {
   #isReleased = false;
 
   constructor(
-    connection: PostgresListener,
+    connection: LeaseConnection,
     { brokerId, url, directoryId }: Pick<Lease, 'brokerId' | 'url' | 'directoryId'>,
   ) {
     this.#connection = connection;

@@ -3,7 +3,7 @@ import { monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Row } from '../history/database-interface.ts';
 import type { RowReader } from '../history/history-database.ts';
-import type { PostgresListener } from '../history/postgres-listener.ts';
+import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
 import {
   leaseMs,
   readingBrokers,
@@ -21,7 +21,7 @@ interface Owner {
 }
 
 export class OwnersAsLastRead {
-  readonly #connection: PostgresListener;
+  readonly #connection: LeaseConnection;
   /** Id of this broker. */
   readonly #brokerId: string;
   /** Id of this broker's data directory. */
@@ -46,7 +46,7 @@ export class OwnersAsLastRead {
   #connects = 0;
 
   constructor(
-    connection: PostgresListener,
+    connection: LeaseConnection,
     { brokerId, directoryId, log }: { brokerId: string; directoryId: string; log: Logger },
   ) {
     this.#connection = connection;

@@ -6,7 +6,7 @@ import { every, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable, type Fence } from '../history/group-commit.ts';
 import type { History } from '../history/history-database.ts';
-import { PostgresListener } from '../history/postgres-listener.ts';
+import { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
 import type { PostgresAddress } from '../history/postgres-settings.ts';
 import { newsChannel } from '../history/postgres-write-connection.ts';
 import type { State } from '../state/in-memory-state.ts';
@@ -50,7 +50,7 @@ export class Cluster implements Owners {
   readonly #log: Logger;
   readonly #state: State;
   readonly #history: History;
-  readonly #connection: PostgresListener;
+  readonly #connection: LeaseConnection;
   readonly #lease: Lease;
   /** Tasks that one broker does for all brokers. */
   readonly claims: Claims;
@@ -70,7 +70,7 @@ export class Cluster implements Owners {
   #loggedFailure = '';
   #isClosed = false;
 
-  private constructor(options: Options, connection: PostgresListener, state: State, history: History) {
+  private constructor(options: Options, connection: LeaseConnection, state: State, history: History) {
     const { brokerId, directoryId, log } = options;
     this.brokerId = brokerId;
     this.directoryId = directoryId;
@@ -90,7 +90,7 @@ export class Cluster implements Owners {
   static async open(options: Options, state: State, history: History): Promise<Cluster> {
     await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};
-    const connection = await PostgresListener.open(options.address, options.log, (from) => onNews(from));
+    const connection = await LeaseConnection.open(options.address, options.log, (from) => onNews(from));
     const cluster = new Cluster(options, connection, state, history);
     onNews = (from) => {
       if (from !== options.brokerId) cluster.#read();

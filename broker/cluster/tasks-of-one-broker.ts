@@ -2,7 +2,7 @@
 // - Sending deliveries: a task for each receiver.
 // - Evaluating the alert rules about keys and certificates: one task.
 import { monotonic } from '../../shared/clock.ts';
-import type { PostgresListener } from '../history/postgres-listener.ts';
+import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
 import { claimingTasks, leaseMs, readingTasks } from './broker-and-owner-tables.ts';
 
 /** A broker stops its claimed tasks this many milliseconds before its lease ends. */
@@ -16,14 +16,14 @@ interface Claimant {
 }
 
 export class Claims {
-  readonly #connection: PostgresListener;
+  readonly #connection: LeaseConnection;
   readonly #brokerId: string;
   readonly #claimants: Claimant[] = [];
   #own: ReadonlySet<string> = new Set();
   readonly #regular: ((names: ReadonlySet<string>) => Promise<void>)[] = [];
   #until = 0;
 
-  constructor(connection: PostgresListener, brokerId: string) {
+  constructor(connection: LeaseConnection, brokerId: string) {
     this.#connection = connection;
     this.#brokerId = brokerId;
   }

@@ -14,11 +14,11 @@ import { createLogger, logLevels } from '../../shared/logger.ts';
 import { helpText, type Invocation, readSettings } from '../../shared/read-settings.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
 import { withSettingsOf } from '../../shared/systemd/install.ts';
+import { authorityFiles, loadAuthority } from '../ca-and-broker-certificates.ts';
 import { SecretVault, vaultFile } from '../deliveries/secret-encryption.ts';
-import { PostgresListener } from '../history/postgres-listener.ts';
+import { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
 import { addressOf } from '../history/postgres-settings.ts';
 import { startErrorOf } from '../history/translate-postgres-errors.ts';
-import { authorityFiles, loadAuthority } from '../link/certificate-authority.ts';
 import { type BrokerSettings, brokerSettings } from '../settings-schema.ts';
 import { redeemingToken, storingToken } from './broker-and-owner-tables.ts';
 
@@ -55,7 +55,7 @@ interface ClusterVerb {
   purpose: string;
   flags: Parameters<typeof helpText>[2];
   /** Returns the text for standard output. */
-  run(settings: Settings, connection: PostgresListener): Promise<string>;
+  run(settings: Settings, connection: LeaseConnection): Promise<string>;
 }
 
 const verbs: Readonly<Record<string, ClusterVerb>> = {
@@ -89,7 +89,7 @@ export async function cluster({ argv, env }: Invocation): Promise<string> {
     );
   const log = createLogger(name, settings.log_level);
   const address = addressOf({ ...settings, database_url: url });
-  const connection = await PostgresListener.open(address, log, () => {}).catch((error: unknown) => {
+  const connection = await LeaseConnection.open(address, log, () => {}).catch((error: unknown) => {
     throw startErrorOf(error, address.name);
   });
   try {
@@ -100,7 +100,7 @@ export async function cluster({ argv, env }: Invocation): Promise<string> {
   }
 }
 
-async function assertShared(connection: PostgresListener, database: string): Promise<void> {
+async function assertShared(connection: LeaseConnection, database: string): Promise<void> {
   const [table] = await connection.query("SELECT to_regclass('broker_tokens') IS NOT NULL AS found");
   if (table?.found) return;
   throw new StartError(
@@ -108,7 +108,7 @@ async function assertShared(connection: PostgresListener, database: string): Pro
   );
 }
 
-async function makeToken({ data_dir }: Settings, connection: PostgresListener): Promise<string> {
+async function makeToken({ data_dir }: Settings, connection: LeaseConnection): Promise<string> {
   if (existsSync(data_dir)) refuseForeign(data_dir);
   const authority = await loadAuthority(data_dir, false);
   // Creates the key for --tls if it is missing, even if --tls is not set. All brokers then have the same key if --tls
@@ -125,7 +125,7 @@ async function makeToken({ data_dir }: Settings, connection: PostgresListener): 
   return `${token}\n`;
 }
 
-async function joinWithToken(settings: Settings, connection: PostgresListener): Promise<string> {
+async function joinWithToken(settings: Settings, connection: LeaseConnection): Promise<string> {
   const { data_dir } = settings;
   const unlock = takeDirectory(data_dir, 'broker');
   try {

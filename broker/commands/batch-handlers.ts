@@ -7,10 +7,10 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Peer } from '../cluster/peers/owner-lookup.ts';
 import type { HistoryTransaction } from '../history/history-database.ts';
+import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';
 import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { mergeStreams } from '../merge-streams.ts';
 import { found } from '../not-found.ts';
-import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
 import {
   type Batch,
@@ -24,7 +24,7 @@ import { listedBytes, serializeBatch, serializeFor, serializeListed } from './co
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch-output.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './read-output.ts';
-import { commandWith } from './saved-commands.ts';
+import { commandWith } from './saved-command-handlers.ts';
 import { longQueue, type Scheduler } from './scheduler.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 

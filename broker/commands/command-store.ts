@@ -14,8 +14,8 @@ import {
   type RowReader,
   textIn,
 } from '../history/history-database.ts';
+import { allOf, among, reachableOnly } from '../list-pages-and-filters.ts';
 import { notFound } from '../not-found.ts';
-import { allOf, among, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';

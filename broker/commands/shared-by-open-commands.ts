@@ -1,6 +1,6 @@
 // The type of the object that all open commands of a broker share.
 import type { Logger } from '../../shared/logger.ts';
-import type { TurnLimit } from '../callers-per-turn.ts';
+import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { CommandServices, CommandStore } from './command-store.ts';
 import type { OutputDirectory } from './stored-output.ts';

@@ -4,7 +4,7 @@ import { brokerAnswers, confirmation } from './api-client.ts';
 import { Palette, showPalette } from './command-palette.tsx';
 import { lost, startLive } from './live-updates.ts';
 import { Login, Logo } from './login.tsx';
-import { identify, loggedIn, logOut, may, me } from './login-session.ts';
+import { identify, loggedIn, logOut, may, me } from './login-state.ts';
 import { menu } from './navigation-menu.ts';
 import { pages } from './pages.tsx';
 import { Button, IconButton } from './parts/button.tsx';

@@ -1,7 +1,7 @@
 // The command palette: finds pages, machines and actions by a few typed letters.
 import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
-import { logOut, may } from './login-session.ts';
+import { logOut, may } from './login-state.ts';
 import { indexAfterKey, useMachinesByName } from './machines/search-machines-by-name.ts';
 import { menu } from './navigation-menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';

@@ -1,7 +1,7 @@
 // The login page. It exchanges an API key for a cookie, and does not store the key.
 import { useState } from 'preact/hooks';
 import { FarhandError, loginEnded } from './api-client.ts';
-import { logIn, me } from './login-session.ts';
+import { logIn, me } from './login-state.ts';
 import { Form, TextField } from './parts/form.tsx';
 import { Icon } from './parts/icon.tsx';
 import { info } from './parts/icons.ts';

@@ -1,7 +1,7 @@
 // Entry point of the console: removes a login ticket from the URL and draws the page.
 import { render } from 'preact';
 import { App } from './app.tsx';
-import { logIn, takeTicket } from './login-session.ts';
+import { logIn, takeTicket } from './login-state.ts';
 import { sayError } from './parts/toasts.tsx';
 import { followLinks } from './router.ts';
 import { listenForShortcuts } from './shortcuts.ts';

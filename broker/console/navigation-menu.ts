@@ -1,7 +1,7 @@
 // The items of the navigation menu. pages.tsx sets them at start; the menu, the palette and the profile display them.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
-import { hasOthers, may } from './login-session.ts';
+import { hasOthers, may } from './login-state.ts';
 import type { IconNodes } from './parts/icon.tsx';
 
 export interface MenuItem {

@@ -1,7 +1,7 @@
 // Keyboard shortcuts of every page: the palette, the search of a page, and `g` followed by the key of a page.
 
 import { showPalette } from './command-palette.tsx';
-import { loggedIn } from './login-session.ts';
+import { loggedIn } from './login-state.ts';
 import { menu } from './navigation-menu.ts';
 import { go, to } from './router.ts';
 import { now } from './time.ts';

@@ -14,7 +14,7 @@ import {
 } from '../history/history-database.ts';
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import { rowsSince } from '../history/time-ordered-table.ts';
-import { allOf } from '../paging.ts';
+import { allOf } from '../list-pages-and-filters.ts';
 import type { Outcome } from './attempt-delivery.ts';
 
 type Serialized = Reply<Api['webhooks']['deliveries']>['items'][number];

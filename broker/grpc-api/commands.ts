@@ -7,7 +7,7 @@ import { api, type Caller, type Input } from '../../shared/api/route-table.ts';
 import type { CommandId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
-import { type Commands, offsetsIn } from '../commands/index.ts';
+import { type Commands, offsetsIn } from '../commands/command-handlers.ts';
 import { createRecall, type Guard, guardOf, nothing } from '../request-checks/authorize.ts';
 import type { Call, Rpc, Sent, StreamsServices } from './incoming-call.ts';
 

@@ -13,7 +13,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { readStream } from '../../shared/wake.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import type { Elsewhere, Peers } from '../cluster/peers/route-to-owner.ts';
-import type { Commands } from '../commands/index.ts';
+import type { Commands } from '../commands/command-handlers.ts';
 import { authenticate, type Client } from '../request-checks/authenticate.ts';
 import {
   type AccessServices,
@@ -25,7 +25,7 @@ import {
 import type { Idempotency } from '../request-checks/idempotency.ts';
 import type { RawInput } from '../request-checks/parse-api-request.ts';
 import type { Quota, Rates } from '../request-checks/rate-limits.ts';
-import type { Sessions } from '../sessions/index.ts';
+import type { Sessions } from '../sessions/session-handlers.ts';
 import { forwardCall } from './forward-call-to-owner.ts';
 
 /** Longest wait in milliseconds for the first message of a call whose requests are a stream. */

@@ -3,7 +3,7 @@
 
 import type { Route } from '../../shared/api/route.ts';
 import type { Page } from '../../shared/api/route-table.ts';
-import { type Condition, filtersOf, pageOfRows } from '../paging.ts';
+import { type Condition, filtersOf, pageOfRows } from '../list-pages-and-filters.ts';
 import type { History, HistoryTransaction, Row } from './history-database.ts';
 import { type Bounds, type CountedTable, numberedBefore, sequencesPerMs } from './row-counts.ts';
 

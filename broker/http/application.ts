@@ -19,9 +19,9 @@ import { found } from '../not-found.ts';
 import { publicError } from '../request-checks/public-error.ts';
 import { serveConsole } from './console-files.ts';
 import { type Clients, type DispatchServices, dispatcher, requestIdOf } from './handle-route-request.ts';
-import type { RequestMetrics } from './info-health-and-metrics.ts';
+import type { RequestMetrics } from './info-health-metrics-and-docs.ts';
+import type { WebSocketServices, WebSocketUpgrades } from './open-terminal-websockets.ts';
 import { jsonType } from './reply.ts';
-import type { WebSocketServices, WebSocketUpgrades } from './websocket-upgrades.ts';
 
 export interface AppOptions extends DispatchServices, WebSocketServices {
   metrics: RequestMetrics;

@@ -5,7 +5,7 @@ import type { AgentStub, Asking } from '../../shared/agent-rpcs.ts';
 import { inventoryLists, systemFacts } from '../../shared/api/inventory.ts';
 import { iso, latestInstant } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Collected } from './records.ts';
+import type { Collected } from './inventory-store.ts';
 
 /**
  * Timeout of a collection in milliseconds. During a collection, the machine runs several programs at the same time,

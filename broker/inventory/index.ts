@@ -15,8 +15,8 @@ import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
 import { collectInventory } from './fetch-inventory.ts';
-import { type Inventory, InventoryRecords, type Package } from './records.ts';
-import { isBelow } from './versions/index.ts';
+import { type Inventory, InventoryRecords, type Package } from './inventory-store.ts';
+import { isBelow } from './package-versions/is-version-below.ts';
 
 interface InventoryServices {
   state: State;

@@ -18,18 +18,18 @@ import {
 import type { EnrollRequest__Output } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
+import { controlFlow } from '../../shared/adapt-http2-windows.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import { controlFlow } from '../../shared/http2-windows.ts';
-import { TurnLimit } from '../callers-per-turn.ts';
+import { type Authority, renewLeaves } from '../ca-and-broker-certificates.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import { logAcceptErrors } from '../connection-limiter.ts';
 import type { Events } from '../event-log.ts';
+import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { History } from '../history/history-database.ts';
 import type { JoinTokens } from '../join-tokens.ts';
 import type { Rates } from '../request-checks/rate-limits.ts';
 import type { AnswerStream } from './agent-calls.ts';
-import { type Authority, renewLeaves } from './certificate-authority.ts';
 import {
   type ConnectStream,
   type LinkServices,

@@ -7,7 +7,7 @@ import type { CommandId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { Wake } from '../../shared/wake.ts';
-import type { Commands } from '../commands/index.ts';
+import type { Commands } from '../commands/command-handlers.ts';
 import type { Events } from '../event-log.ts';
 import { mergeStreams } from '../merge-streams.ts';
 import { notFound } from '../not-found.ts';

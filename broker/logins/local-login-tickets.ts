@@ -3,7 +3,7 @@ import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
 import { isLoopback } from '../../shared/loopback.ts';
-import { hashOf } from '../keys/index.ts';
+import { hashOf } from '../keys/key-handlers.ts';
 
 const literal = 'login_ticket_';
 const bearer = new RegExp(`^Bearer (${literal}[0-9A-Za-z]+)$`, 'i');

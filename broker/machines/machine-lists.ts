@@ -4,7 +4,7 @@ import { machines as routes } from '../../shared/api/machines.ts';
 import type { Page } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
-import { selectFrom } from '../paging.ts';
+import { selectFrom } from '../list-pages-and-filters.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import { percentOf } from '../presence/report-of-agent.ts';

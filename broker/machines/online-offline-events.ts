@@ -5,7 +5,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
-import { allOf, reachableOnly } from '../paging.ts';
+import { allOf, reachableOnly } from '../list-pages-and-filters.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';

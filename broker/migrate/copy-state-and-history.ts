@@ -8,16 +8,16 @@ import { takeDirectory } from '../../shared/directory-lock.ts';
 import { syncDirectory } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { authorityFiles } from '../ca-and-broker-certificates.ts';
 import { History, type HistoryTransaction } from '../history/history-database.ts';
 import { openHistory } from '../history/open-sqlite-file.ts';
 import { PostgresDatabase } from '../history/postgres-database.ts';
 import { copyMarkOf, setCopyMark } from '../history/unfinished-copy-mark.ts';
-import { authorityFiles } from '../link/certificate-authority.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import { startBroker } from '../start/index.ts';
-import { type Documents, names } from '../state/document-types.ts';
 import { PostgresStore } from '../state/documents-in-postgres.ts';
 import { FileStore } from '../state/documents-in-state-json.ts';
+import { type Documents, names } from '../state/state-documents-schema.ts';
 import { StateFile } from '../state/state-file.ts';
 import { copyTable, digestOf, insert, mostRows, type Table, tablesOf } from './copy-rows.ts';
 

@@ -2,7 +2,7 @@
 import type { LoginId } from '../../shared/api/shared-schemas.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
-import type { Keys } from '../keys/index.ts';
+import type { Keys } from '../keys/key-handlers.ts';
 import { hasExpired } from '../keys/rights.ts';
 import type { Logins } from '../logins/index.ts';
 import { loginEnded } from '../logins/login-validity.ts';

@@ -6,7 +6,7 @@ import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/
 import type { IdNoun, KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Cluster } from '../cluster/owners.ts';
-import type { Keys } from '../keys/index.ts';
+import type { Keys } from '../keys/key-handlers.ts';
 import { currentKey, holds, isUnlimited, reaches, rightsOf, watchRights } from '../keys/rights.ts';
 import { assertConfirmed, assertLogin } from '../logins/login-validity.ts';
 import { notFound } from '../not-found.ts';

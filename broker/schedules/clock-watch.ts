@@ -1,6 +1,6 @@
 // Detects changes of the wall clock by comparing it with the monotonic clock.
 import { monotonic, now } from '../../shared/clock.ts';
-import { type ClockJump, lastingMs } from './catch-up.ts';
+import { type ClockJump, lastingMs } from './decide-next-run.ts';
 
 /**
  * The smallest difference between the two clocks, in milliseconds, that counts as a change. Corrections by NTP cause no

@@ -2,11 +2,11 @@
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { State } from '../state/in-memory-state.ts';
-import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
+import type { Timetable } from './cron-due-times.ts';
+import { decide, lateMs } from './decide-next-run.ts';
 import type { Launcher, ScheduleContext } from './launch-run.ts';
 import { newRun, type ScheduleRun, settledRun } from './run-records.ts';
-import type { Timetable } from './timetable.ts';
 import {
   machineIn,
   type Replaced,

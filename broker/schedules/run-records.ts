@@ -15,7 +15,14 @@ import {
   type RowReader,
   textIn,
 } from '../history/history-database.ts';
-import { allOf, among, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import {
+  allOf,
+  among,
+  type Condition,
+  filtersOf,
+  pageOfRows,
+  reachableOnly,
+} from '../list-pages-and-filters.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
 import { counted, type Mark, tables } from './run-tables.ts';
 

@@ -3,10 +3,10 @@ import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Schedule } from '../state/in-memory-state.ts';
+import { Timetable } from './cron-due-times.ts';
 import type { ScheduleContext } from './launch-run.ts';
 import { mostRan, type RanTimes } from './run-records.ts';
 import type { Mark } from './run-tables.ts';
-import { Timetable } from './timetable.ts';
 
 /** A schedule on one machine. A schedule with tags has one entry for each machine with these tags. */
 export interface Tracked {

@@ -7,7 +7,7 @@ import { every } from '../../shared/clock.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Certificate } from '../alerts/index.ts';
-import { type Authority, renewLeaves } from '../link/certificate-authority.ts';
+import { type Authority, renewLeaves } from '../ca-and-broker-certificates.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 
 type Apply = (context: SecureContextOptions) => void;

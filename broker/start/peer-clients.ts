@@ -1,7 +1,7 @@
 // The clients with which a broker calls the peer ports of other brokers.
 import { every } from '../../shared/clock.ts';
+import type { Authority } from '../ca-and-broker-certificates.ts';
 import type { Owners } from '../cluster/peers/owner-lookup.ts';
-import type { Authority } from '../link/certificate-authority.ts';
 import type { StoreOpening } from './open-state-and-history.ts';
 
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;

@@ -1,11 +1,12 @@
 // Connects a broker with the other brokers on its database, through the clients and the server of the peer port.
+
+import { renewLeaves } from '../ca-and-broker-certificates.ts';
 import { handOverWhenCutOff } from '../cluster/hand-over-when-cut-off.ts';
 import type { Owners, Peer } from '../cluster/peers/owner-lookup.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import type { StreamsService } from '../grpc-api/index.ts';
 import type { AppOptions } from '../http/application.ts';
 import { createHttpServer } from '../http/server.ts';
-import { renewLeaves } from '../link/certificate-authority.ts';
 import type { Opening, Parts } from './create-parts.ts';
 import type { PeerClients } from './peer-clients.ts';
 

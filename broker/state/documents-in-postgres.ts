@@ -13,7 +13,14 @@ import {
   type RowReader,
   textIn,
 } from '../history/history-database.ts';
-import { type Declared, type Documents, documents, names, newDocuments, version } from './document-types.ts';
+import {
+  type Declared,
+  type Documents,
+  documents,
+  names,
+  newDocuments,
+  version,
+} from './state-documents-schema.ts';
 import type { Edited, StateStore, Version } from './store-interface.ts';
 
 /**

@@ -8,7 +8,7 @@ import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import { fileConnection } from '../history/database-interface.ts';
 import type { OutboxEntry } from '../history/history-database.ts';
-import { type Declared, type Documents, names, newDocuments } from './document-types.ts';
+import { type Declared, type Documents, names, newDocuments } from './state-documents-schema.ts';
 import { commandBack, StateFile } from './state-file.ts';
 import type { Apply, Edited, StateStore, Version } from './store-interface.ts';
 

@@ -4,8 +4,8 @@ import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
 import type { OutboxEntry } from '../history/history-database.ts';
-import { type Declared, type Documents, type Name, names } from './document-types.ts';
 import { FileStore } from './documents-in-state-json.ts';
+import { type Declared, type Documents, type Name, names } from './state-documents-schema.ts';
 import type { Apply, Edited, StateStore, Version } from './store-interface.ts';
 
 export type {
@@ -20,7 +20,7 @@ export type {
   SavedCommand,
   Schedule,
   Webhook,
-} from './document-types.ts';
+} from './state-documents-schema.ts';
 
 interface Pending {
   /**

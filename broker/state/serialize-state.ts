@@ -1,6 +1,6 @@
 // Serializes state.json: JSON whose first member is a checksum. Unchanged documents are not serialized again.
 import { crc32 } from 'node:zlib';
-import { type Documents, type Name, names } from './document-types.ts';
+import { type Documents, type Name, names } from './state-documents-schema.ts';
 
 /** Some consecutive documents of a collection, with their JSON. */
 interface Block {

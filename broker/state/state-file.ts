@@ -7,8 +7,8 @@ import type { Adapter } from 'lowdb';
 import { z } from 'zod';
 import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
-import { type Documents, documents, version } from './document-types.ts';
 import { checksumOf, StateJson } from './serialize-state.ts';
+import { type Documents, documents, version } from './state-documents-schema.ts';
 
 /** Reads and writes state.json, with mode 0600. A write is atomic even in a crash, and is on disk when it resolves. */
 export class StateFile implements Adapter<Documents> {

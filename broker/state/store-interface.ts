@@ -1,7 +1,7 @@
 // The interface of the stores for documents: a file (documents-in-state-json.ts) or PostgreSQL
 // (documents-in-postgres.ts).
 import type { Connection, OutboxEntry } from '../history/history-database.ts';
-import type { Declared, Documents } from './document-types.ts';
+import type { Declared, Documents } from './state-documents-schema.ts';
 
 /** Writes the outbox to the history. It may be called twice with the same entries. */
 export type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;

@@ -8,7 +8,7 @@ import type { Semaphore } from '../../shared/semaphore.ts';
 import { heldOrPinned, packageFor, type Refusal } from '../agent-packages/can-machine-upgrade.ts';
 import type { AgentPackage, Packages } from '../agent-packages/index.ts';
 import type { Cluster } from '../cluster/owners.ts';
-import type { RightsOf } from '../deliveries/key-rights-types.ts';
+import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
 import type { LastUpgrade } from '../presence/agent-installation.ts';

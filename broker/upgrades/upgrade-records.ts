@@ -5,8 +5,8 @@ import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Events } from '../event-log.ts';
 import { type History, type HistoryTransaction, textIn } from '../history/history-database.ts';
+import { allOf, reachableOnly } from '../list-pages-and-filters.ts';
 import { notFound } from '../not-found.ts';
-import { allOf, reachableOnly } from '../paging.ts';
 import type { State } from '../state/in-memory-state.ts';
 import {
   type Member,

@@ -5,7 +5,7 @@ import type { Outcome } from '../deliveries/attempt-delivery.ts';
 import type { Receivers } from '../deliveries/delivery-queue.ts';
 import type { Delivery, EventKind } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/key-rights-types.ts';
+import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
 import { headersOf, type Message, type Signer, signerOf } from '../deliveries/signature.ts';
 import type { Events } from '../event-log.ts';
 import type { HistoryTransaction } from '../history/history-database.ts';

@@ -12,12 +12,12 @@ import { assertUrl } from '../deliveries/address-guard.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
 import { deliveryRows, type EventKind } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/key-rights-types.ts';
+import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
 import { testMessage } from '../deliveries/signature.ts';
 import { readableOnly } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
+import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
 import { found } from '../not-found.ts';
-import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
 import type { Declared, State, StateTransaction, Webhook } from '../state/in-memory-state.ts';
 import type { Subscriptions } from './subscriptions.ts';
 

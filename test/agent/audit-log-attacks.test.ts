@@ -4,7 +4,7 @@ import { existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { AuditLog } from '../../agent/audit-log/index.ts';
-import { Lines } from '../../agent/audit-log/json-lines-file.ts';
+import { Lines } from '../../agent/audit-log/json-lines-writer.ts';
 import { brokerText } from '../../agent/link/dial.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { scriptedBroker } from '../scripted-broker.ts';

@@ -2,7 +2,7 @@
 import { mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { Lines } from '../../agent/audit-log/json-lines-file.ts';
+import { Lines } from '../../agent/audit-log/json-lines-writer.ts';
 import { type AgentHandle, quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 type Line = Record<string, unknown>;

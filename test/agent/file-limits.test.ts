@@ -12,7 +12,7 @@ import {
 } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
-import { fromText } from '../../agent/files/confine/request-path.ts';
+import { fromText } from '../../agent/files/confine/parse-request-path.ts';
 import { Confinement } from '../../agent/files/confine/resolve.ts';
 import { walk } from '../../agent/files/confine/walk-tree.ts';
 import type { Files } from '../../agent/files/index.ts';

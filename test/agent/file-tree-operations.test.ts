@@ -30,7 +30,7 @@ import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
-import { fromText } from '../../agent/files/confine/request-path.ts';
+import { fromText } from '../../agent/files/confine/parse-request-path.ts';
 import { Confinement, type Directory } from '../../agent/files/confine/resolve.ts';
 import { type Step, type WalkOptions, walk } from '../../agent/files/confine/walk-tree.ts';
 import { createFiles, type Files } from '../../agent/files/index.ts';

@@ -1,8 +1,8 @@
 // A broker that upgrades the agent of a container with StageUpgrade, and records what the agent reports. It runs for
 // all tests of a file.
 import { Server, ServerCredentials } from '@grpc/grpc-js';
+import { loadAuthority } from '../../broker/ca-and-broker-certificates.ts';
 import type { AnswerStream } from '../../broker/link/agent-calls.ts';
-import { loadAuthority } from '../../broker/link/certificate-authority.ts';
 import type { ConnectStream } from '../../broker/link/control-stream.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
 import type { LastUpgrade__Output } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';

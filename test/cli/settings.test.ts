@@ -12,7 +12,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { z } from 'zod';
 import { loadIdentity } from '../../agent/identity.ts';
 import { agentSettings } from '../../agent/settings-schema.ts';
-import { loadAuthority } from '../../broker/link/certificate-authority.ts';
+import { loadAuthority } from '../../broker/ca-and-broker-certificates.ts';
 import { brokerSettings } from '../../broker/settings-schema.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { nodeIsGood } from '../../shared/program-start-and-end.ts';

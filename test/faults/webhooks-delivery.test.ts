@@ -11,7 +11,7 @@ import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { loadIdentity } from '../../agent/identity.ts';
-import { loadAuthority } from '../../broker/link/certificate-authority.ts';
+import { loadAuthority } from '../../broker/ca-and-broker-certificates.ts';
 import type { EventType } from '../../shared/api/events.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { temporaryFolder } from '../start-farhand.ts';

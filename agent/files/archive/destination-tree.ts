@@ -5,7 +5,7 @@ import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/atomic-write.ts';
 import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/confined-fs.ts';
-import { type Bytes, parentOf } from '../confine/request-path.ts';
+import { type Bytes, parentOf } from '../confine/parse-request-path.ts';
 
 /** `full` is true if more than this number of directories are open. A single deep path may open many more. */
 const mostHeld = 256;

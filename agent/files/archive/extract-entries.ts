@@ -14,7 +14,7 @@ import { place } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import type { Journal } from '../atomic/temporary-files-journal.ts';
 import * as fs from '../confine/confined-fs.ts';
-import { type Bytes, parentOf, toText } from '../confine/request-path.ts';
+import { type Bytes, parentOf, toText } from '../confine/parse-request-path.ts';
 import type { Tree, TreeDirectory } from './destination-tree.ts';
 
 /** A file of at most this number of bytes is read into memory first, and written while the next files are read. */

@@ -8,7 +8,7 @@ import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/confined-fs.ts';
 import { assertHoldsFiles, holdsFiles } from '../confine/kernel-file-systems.ts';
 import { hasChanged, openFileContents } from '../confine/open-regular-file.ts';
-import { type Bytes, fault, toText } from '../confine/request-path.ts';
+import { type Bytes, fault, toText } from '../confine/parse-request-path.ts';
 import { type Step, walk } from '../confine/walk-tree.ts';
 import { describe } from '../file-description.ts';
 import type { Disk, Operation } from '../operations-to-handlers.ts';

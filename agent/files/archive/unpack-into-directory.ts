@@ -8,7 +8,7 @@ import { readTar } from '../../../shared/tar/index.ts';
 import { place } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import * as fs from '../confine/confined-fs.ts';
-import { fault, type Target } from '../confine/request-path.ts';
+import { fault, type Target } from '../confine/parse-request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import { describe } from '../file-description.ts';
 import type { Disk } from '../operations-to-handlers.ts';

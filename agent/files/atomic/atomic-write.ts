@@ -1,7 +1,7 @@
 // Writes a new file under a temporary name, sets its attributes, and renames it atomically.
 import { isErrno } from '../../../shared/errors.ts';
 import * as fs from '../confine/confined-fs.ts';
-import { type Bytes, fault } from '../confine/request-path.ts';
+import { type Bytes, fault } from '../confine/parse-request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import { place } from './rename-into-place.ts';
 import type { Journal, TemporaryName } from './temporary-files-journal.ts';

@@ -1,7 +1,7 @@
 // Moves a finished file or directory to its final name atomically. Without `overwrite` nothing is replaced.
 import { isErrno } from '../../../shared/errors.ts';
 import * as fs from '../confine/confined-fs.ts';
-import { type Bytes, fault } from '../confine/request-path.ts';
+import { type Bytes, fault } from '../confine/parse-request-path.ts';
 
 export interface Placement {
   from: fs.Confined;

@@ -4,7 +4,7 @@ import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { clear } from '../clear-directory.ts';
 import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/confined-fs.ts';
-import { fault, toText } from '../confine/request-path.ts';
+import { fault, toText } from '../confine/parse-request-path.ts';
 import { type Journal, markOf, type TemporaryName } from './temporary-files-journal.ts';
 
 export class PrivateDirectory implements AsyncDisposable {

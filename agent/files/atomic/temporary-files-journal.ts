@@ -9,7 +9,7 @@ import type { Logger } from '../../../shared/logger.ts';
 import { clear } from '../clear-directory.ts';
 import type { BigIntStats, Confined } from '../confine/confined-fs.ts';
 import * as fs from '../confine/confined-fs.ts';
-import { type Bytes, bytes, toText } from '../confine/request-path.ts';
+import { type Bytes, bytes, toText } from '../confine/parse-request-path.ts';
 
 const prefix = '.farhand-';
 const notRemoved = 'a temporary file could not be removed; the agent tries again at its next start';

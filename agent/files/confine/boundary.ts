@@ -6,8 +6,8 @@ import { posix } from 'node:path';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
 import { type BigIntStats, type Confined, identityOf } from './confined-fs.ts';
 import { showsProcess } from './kernel-file-systems.ts';
+import { type Bytes, bytes, fault, fromText } from './parse-request-path.ts';
 import { lineageOf, type ProtectedInode, ProtectedInodes } from './protected-inodes.ts';
-import { type Bytes, bytes, fault, fromText } from './request-path.ts';
 
 /** The place of a file: an open directory and a name in it. Without a name, the place is the directory itself. */
 export interface Location {

@@ -5,7 +5,7 @@ import { type BigIntStats, type Dirent, type FSWatcher, readFileSync } from 'nod
 import * as fs from 'node:fs/promises';
 import { posix } from 'node:path';
 import { ignoring, isErrno } from '../../../shared/errors.ts';
-import { type Bytes, bytes } from './request-path.ts';
+import { type Bytes, bytes } from './parse-request-path.ts';
 
 export type { BigIntStats, FSWatcher } from 'node:fs';
 export type { FileHandle } from 'node:fs/promises';

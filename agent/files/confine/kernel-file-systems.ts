@@ -3,7 +3,7 @@
 import { type BigIntStats, readlinkSync } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
 import type { Confined } from './confined-fs.ts';
-import { type Bytes, bytes, fault } from './request-path.ts';
+import { type Bytes, bytes, fault } from './parse-request-path.ts';
 
 /** The type that statfs(2) reports for procfs. */
 const procfs = 0x9fa0;

@@ -3,7 +3,7 @@ import { ignoring } from '../../../shared/errors.ts';
 import type { Boundary } from './boundary.ts';
 import * as fs from './confined-fs.ts';
 import { holdsMemory } from './kernel-file-systems.ts';
-import { fault, type Target } from './request-path.ts';
+import { fault, type Target } from './parse-request-path.ts';
 import type { Confinement } from './resolve.ts';
 import type { Step } from './walk-tree.ts';
 

@@ -5,7 +5,7 @@ import { posix } from 'node:path';
 import { monotonic } from '../../../shared/clock.ts';
 import { isErrno } from '../../../shared/errors.ts';
 import { identityOf } from './confined-fs.ts';
-import { type Bytes, bytes } from './request-path.ts';
+import { type Bytes, bytes } from './parse-request-path.ts';
 
 /** A protected path: its inode, and its name, which no other file may get. */
 export interface ProtectedInode {

@@ -3,7 +3,7 @@ import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Location } from './boundary.ts';
 import * as fs from './confined-fs.ts';
-import { type Bytes, fault, toText } from './request-path.ts';
+import { type Bytes, fault, toText } from './parse-request-path.ts';
 
 /** Maximum number of symlinks that one path may lead through, as in Linux. */
 const longestTrail = 40;

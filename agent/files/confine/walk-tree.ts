@@ -3,7 +3,7 @@ import { posix } from 'node:path';
 import { fromErrno, isErrno } from '../../../shared/errors.ts';
 import { type Boundary, type IsProtected, ownFile } from './boundary.ts';
 import * as fs from './confined-fs.ts';
-import { type Bytes, fault, toText } from './request-path.ts';
+import { type Bytes, fault, toText } from './parse-request-path.ts';
 
 /** The walk reads the stats of this many names together, before the caller asks for these names. */
 const batchSize = 64;

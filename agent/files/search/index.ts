@@ -9,7 +9,7 @@ import { Semaphore } from '../../../shared/semaphore.ts';
 import type { Confined } from '../confine/confined-fs.ts';
 import { holdsFiles } from '../confine/kernel-file-systems.ts';
 import { openFileContents } from '../confine/open-regular-file.ts';
-import { type Bytes, toText } from '../confine/request-path.ts';
+import { type Bytes, toText } from '../confine/parse-request-path.ts';
 import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk-tree.ts';
 import { describeName } from '../file-description.ts';

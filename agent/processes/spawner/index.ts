@@ -8,7 +8,7 @@ import type { Logger } from '../../../shared/logger.ts';
 import { compileCache, spawnerProgram } from '../../../shared/paths-in-checkout-or-package.ts';
 import { killTree, Tree } from '../kill-tree.ts';
 import { marker } from '../launch-plan.ts';
-import type { Leader } from '../proc-stat.ts';
+import type { Leader } from '../proc-pid-stat.ts';
 import type { Exited, SpawnReport, SpawnRequest } from './messages.ts';
 
 /** The first process of a command or terminal, a child of the spawner. */

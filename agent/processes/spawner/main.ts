@@ -5,7 +5,7 @@ import { closeSync, constants, openSync, readdirSync, readFileSync, writeFileSyn
 import { flushCompileCache } from 'node:module';
 import { constants as os } from 'node:os';
 import { join } from 'node:path';
-import { statNow } from '../proc-stat.ts';
+import { statNow } from '../proc-pid-stat.ts';
 import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 

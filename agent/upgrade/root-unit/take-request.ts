@@ -7,13 +7,13 @@ import { isErrno, StartError } from '../../../shared/errors.ts';
 import { readRegularJson } from '../../../shared/regular-file.ts';
 import { must } from '../../../shared/systemd/control.ts';
 import type { AgentSettings } from '../../settings-schema.ts';
+import { fitFault, signerFault } from '../accept-and-receive-package.ts';
 import {
   installedKind,
   requestSchema,
   type UpgradeRequest,
   upgradePaths,
 } from '../files-shared-with-root.ts';
-import { fitFault, signerFault } from '../receive-package.ts';
 import { readTrustedKey } from '../trusted-key.ts';
 
 const { O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;

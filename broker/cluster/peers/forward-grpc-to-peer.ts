@@ -1,7 +1,7 @@
 // Makes gRPC calls to the peer ports of other brokers, over one connection to each broker.
 
 import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefinition } from '@grpc/grpc-js';
-import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
+import { type PeerLeaf, peerName } from '../../ca-and-broker-certificates.ts';
 import { messageBytes } from '../../link/control-stream.ts';
 import { leaseMs } from '../broker-and-owner-tables.ts';
 import type { Forwarded, PeerClient } from './forward-http-to-peer.ts';

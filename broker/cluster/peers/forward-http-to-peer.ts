@@ -12,7 +12,7 @@ import { AppError } from '../../../shared/errors.ts';
 import { LogLimiter } from '../../../shared/log-limiter.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { countTransferred } from '../../../shared/start-garbage-collection.ts';
-import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
+import { type PeerLeaf, peerName } from '../../ca-and-broker-certificates.ts';
 import { leaseMs } from '../broker-and-owner-tables.ts';
 import { hasDatabasePath } from '../hand-over-when-cut-off.ts';
 import { clientHeader, clientOf, type DescribedClient, describeClient } from './forwarded-client-header.ts';

@@ -8,9 +8,9 @@ import { Server as GrpcServer, ServerCredentials } from '@grpc/grpc-js';
 import { sleep } from '../../../shared/clock.ts';
 import { LogLimiter } from '../../../shared/log-limiter.ts';
 import type { Logger } from '../../../shared/logger.ts';
+import { type PeerLeaf, peerName } from '../../ca-and-broker-certificates.ts';
 import { plainAddress } from '../../client-address.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../../connection-limiter.ts';
-import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { messageBytes } from '../../link/control-stream.ts';
 
 interface Refusal {

@@ -1,7 +1,7 @@
 // A list of alerts, and the dialog that acknowledges one.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { Button } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';

@@ -1,7 +1,7 @@
 // The channels through which alerts are sent: a list with the last delivery of each.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { NewButton } from '../parts/action-buttons.tsx';
 import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';

@@ -1,7 +1,7 @@
 // Maintenance windows, in which alerts are held back: a list, and the form of a new one.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { fromLimited, LimitsFields, limitsText, toLimited } from '../machines/limits-fields.tsx';
 import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { IconButton } from '../parts/button.tsx';

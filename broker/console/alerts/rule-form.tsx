@@ -1,6 +1,6 @@
 // The form of an alert rule: its condition, its machines, and the channels that get its alerts.
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { LimitsFields } from '../machines/limits-fields.tsx';
 import { CheckField, CheckFields, SelectField, TextField } from '../parts/form.tsx';
 import { type Editing, FormDialog, useDraft } from '../parts/form-dialog.tsx';

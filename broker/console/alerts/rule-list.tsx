@@ -1,7 +1,7 @@
 // The alert rules: a list with their conditions, and the dialogs that create, change and delete one.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
 import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { Button, IconButton } from '../parts/button.tsx';

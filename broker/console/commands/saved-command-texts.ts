@@ -1,6 +1,6 @@
 // Saved commands: their TypeScript types, the right to change them, and a description of allowed values.
 import type { client } from '../api-client.ts';
-import { may, me } from '../login-session.ts';
+import { may, me } from '../login-state.ts';
 
 export type SavedCommand = Awaited<ReturnType<typeof client.savedCommands.get>>;
 export type Parameter = SavedCommand['parameters'][number];

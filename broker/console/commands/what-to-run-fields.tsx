@@ -1,7 +1,7 @@
 // Fields that choose what runs, now or by a schedule: a shell line, or a saved command with values of its parameters.
 import type { ComponentChildren } from 'preact';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { SelectField, TextField } from '../parts/form.tsx';
 import { editing } from '../parts/form-dialog.tsx';
 import { Choice } from '../parts/small-components.tsx';

@@ -2,7 +2,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { client, clientWithEtag, FarhandError } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { Button } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';

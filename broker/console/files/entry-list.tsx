@@ -2,7 +2,7 @@
 // actions on them.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import type { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { Button, ButtonLink, IconButton } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';

@@ -1,7 +1,7 @@
 // The file browser of a machine: folders, uploads by drag and drop, and actions on each entry.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { Button, IconButton } from '../parts/button.tsx';
 import { CheckField } from '../parts/form.tsx';
 import * as icons from '../parts/icons.ts';

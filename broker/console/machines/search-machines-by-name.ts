@@ -1,7 +1,7 @@
 // Finds machines by a part of their name, for fields in which the user types it.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { useTyped } from '../parts/use-data.ts';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];

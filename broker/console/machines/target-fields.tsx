@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { TextField } from '../parts/form.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useTyped } from '../parts/use-data.ts';

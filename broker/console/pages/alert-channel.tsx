@@ -2,7 +2,7 @@
 import { useState } from 'preact/hooks';
 import { type Channel, ChannelForm, services } from '../alerts/channel-form.tsx';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { DeleteButton } from '../parts/action-buttons.tsx';
 import { Button } from '../parts/button.tsx';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';

@@ -4,7 +4,7 @@ import { ChannelList } from '../alerts/channel-list.tsx';
 import { WindowList } from '../alerts/maintenance-windows.tsx';
 import { RuleList } from '../alerts/rule-list.tsx';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';

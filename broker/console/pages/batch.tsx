@@ -5,7 +5,7 @@ import { client } from '../api-client.ts';
 import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
 import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { nameOf } from '../machines/names.tsx';
 import { selectOnly } from '../machines/selected-machines.ts';
 import { CancelButton } from '../parts/action-buttons.tsx';

@@ -5,7 +5,7 @@ import { type CommandRecord, commandLine, outcome, runAgain } from '../commands/
 import { followOutput, Output, OutputText } from '../commands/output-text.tsx';
 import { reasonText } from '../commands/reason-text.ts';
 import { listen, useTopic } from '../live-updates.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { nameOf } from '../machines/names.tsx';
 import { CancelButton } from '../parts/action-buttons.tsx';
 import { Button, ButtonLink } from '../parts/button.tsx';

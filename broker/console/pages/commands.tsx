@@ -1,7 +1,7 @@
 // The page of all commands, newest first, with filters by status and machine.
 import { client } from '../api-client.ts';
 import { CommandList, statusChoice } from '../commands/command-list.tsx';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { MachineFilter } from '../machines/machine-picker.tsx';
 import { RunButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';

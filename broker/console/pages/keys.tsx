@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { type Key, KeyForm } from '../keys/key-form.tsx';
 import { KeyRights } from '../keys/view-key-rights.tsx';
-import { me } from '../login-session.ts';
+import { me } from '../login-state.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
 import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { Button, IconButton } from '../parts/button.tsx';

@@ -4,7 +4,7 @@ import type { Scope } from '../../../shared/api/route.ts';
 import { MachineNotices } from '../alerts/machine-notices.tsx';
 import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { MachineInventory } from '../machines/machine-inventory.tsx';

@@ -1,6 +1,6 @@
 // The page with the live list of machines. Its URL contains search, filters and order.
 import { useMemo } from 'preact/hooks';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { Filters, viewChoice } from '../machines/filters.tsx';
 import { filterNames, queryOf } from '../machines/filters-in-url.ts';
 import { useFleet } from '../machines/live-machine-list.ts';

@@ -1,7 +1,7 @@
 // The page of the user's profile: the API key and its rights, logins of browsers, theme and shortcuts.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { logOut, me } from '../login-session.ts';
+import { logOut, me } from '../login-state.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
 import { menu } from '../navigation-menu.ts';
 import { Button } from '../parts/button.tsx';

@@ -9,7 +9,7 @@ import {
   type Parameter,
   type SavedCommand,
 } from '../commands/saved-command-texts.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { DeleteButton } from '../parts/action-buttons.tsx';
 import { ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';

@@ -2,7 +2,7 @@
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';
 import { mayChangeSaved, type SavedCommand } from '../commands/saved-command-texts.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { NewButton } from '../parts/action-buttons.tsx';
 import { ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';

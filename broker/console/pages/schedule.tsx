@@ -4,7 +4,7 @@ import { quoted } from '../commands/argv-text.ts';
 import { outcome } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
 import { reasonText } from '../commands/reason-text.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { DeleteButton } from '../parts/action-buttons.tsx';
 import { Button } from '../parts/button.tsx';

@@ -1,7 +1,7 @@
 // The page of one upgrade of agents: its waves and the progress of each machine. If the id is `new`, the page
 // displays the form that begins an upgrade instead.
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { CancelButton } from '../parts/action-buttons.tsx';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';

@@ -1,6 +1,6 @@
 // The page of all upgrades of agents, each with its waves and the number of machines that are done.
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { NewButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';

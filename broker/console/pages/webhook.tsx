@@ -2,7 +2,7 @@
 // delivery.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { ConfirmButton, DeleteButton } from '../parts/action-buttons.tsx';
 import { Button } from '../parts/button.tsx';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';

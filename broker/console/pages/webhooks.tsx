@@ -1,7 +1,7 @@
 // The page of all webhooks: their URLs, and the result of the last delivery of each.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { NewButton } from '../parts/action-buttons.tsx';
 import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';

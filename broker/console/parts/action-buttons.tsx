@@ -2,7 +2,7 @@
 // confirmation.
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { to } from '../router.ts';
 import { Button, ButtonLink, IconButton } from './button.tsx';
 import { join, play, stop, trash } from './icons.ts';

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { durationText, fullTime } from '../time.ts';
 import { Button } from './button.tsx';
 import * as icons from './icons.ts';

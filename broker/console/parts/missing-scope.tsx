@@ -1,7 +1,7 @@
 // What a page displays in place of a part that the key may not use: which scope is missing.
 import type { ComponentChildren } from 'preact';
 import type { Scope } from '../../../shared/api/route.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { key } from './icons.ts';
 import { Empty } from './loading-failed-or-empty.tsx';
 

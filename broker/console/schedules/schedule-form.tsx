@@ -3,7 +3,7 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { isChosen, useSavedCommands, WhatToRunFields } from '../commands/what-to-run-fields.tsx';
-import { me } from '../login-session.ts';
+import { me } from '../login-state.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
 import { TargetFields } from '../machines/target-fields.tsx';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';

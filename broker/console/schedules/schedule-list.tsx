@@ -1,6 +1,6 @@
 // A list of schedules, used on the page of schedules and on the page of a machine.
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';

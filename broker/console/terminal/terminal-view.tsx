@@ -1,7 +1,7 @@
 // One open terminal: the emulator, a toolbar with search and copy, and the state of the connection.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { State } from '../parts/small-components.tsx';

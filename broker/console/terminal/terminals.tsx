@@ -1,7 +1,7 @@
 // The terminals of a machine: its sessions as tabs, and the emulator of the open one.
 import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
+import { may } from '../login-state.ts';
 import { Button, IconButton } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';

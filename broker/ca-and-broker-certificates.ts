@@ -17,11 +17,11 @@ import { join } from 'node:path';
 import type { SecureContextOptions } from 'node:tls';
 import * as x509 from '@peculiar/x509';
 import { z } from 'zod';
-import { linkServerName } from '../../shared/agent-rpcs.ts';
-import { every, now } from '../../shared/clock.ts';
-import { writeDurably } from '../../shared/durable-file.ts';
-import { StartError } from '../../shared/errors.ts';
-import type { Logger } from '../../shared/logger.ts';
+import { linkServerName } from '../shared/agent-rpcs.ts';
+import { every, now } from '../shared/clock.ts';
+import { writeDurably } from '../shared/durable-file.ts';
+import { StartError } from '../shared/errors.ts';
+import type { Logger } from '../shared/logger.ts';
 
 const day = 86_400_000;
 const authorityDays = 20 * 365;

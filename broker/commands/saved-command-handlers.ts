@@ -8,8 +8,8 @@ import { iso, monotonic } from '../../shared/clock.ts';
 import { definedFields } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import { pageOf } from '../list-pages-and-filters.ts';
 import { found } from '../not-found.ts';
-import { pageOf } from '../paging.ts';
 import type { SavedCommand, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
 import type { CommandParams } from './command-record.ts';
 

@@ -9,7 +9,7 @@ import { AppError } from '../../shared/errors.ts';
 import { isId, newId, newSecret } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
-import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';
 import type { Link } from '../presence/index.ts';
 import { type Attachment, type AttachParams, attach, recordDetached, unusedMs } from './attach-clients.ts';
 import { emitEvent, endUnknown, OpenSession, type SessionContext, sessionsOn } from './session.ts';

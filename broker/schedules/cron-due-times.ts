@@ -1,5 +1,5 @@
 // Computes the due times of a cron expression in a time zone. Handles daylight saving time as cron(8) describes.
-import { assertCron, type Cron, readCron, refusal } from './cron.ts';
+import { assertCron, type Cron, readCron, refusal } from './cron-expression.ts';
 import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 
 const second = 1000;

@@ -5,10 +5,10 @@ import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../sha
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { TurnLimit } from '../callers-per-turn.ts';
+import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { HistoryTransaction } from '../history/history-database.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
-import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';
 import { Batches } from './batch-handlers.ts';
 import { BatchFollower } from './batches-of-all-brokers.ts';
 import {

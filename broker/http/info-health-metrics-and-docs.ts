@@ -9,9 +9,9 @@ import type { Handlers, RawReply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import { version } from '../../shared/version.ts';
-import { contentBytes } from '../files/index.ts';
+import type { Authority } from '../ca-and-broker-certificates.ts';
+import { contentBytes } from '../files/read-handlers.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
-import type { Authority } from '../link/certificate-authority.ts';
 import { newNonce, pagePolicy } from './content-security-policy.ts';
 import { openapiText } from './openapi.ts';
 

@@ -15,7 +15,7 @@ const answerMs = 3_000;
 
 type Value = string | number | boolean | null | readonly string[];
 
-export class PostgresListener {
+export class LeaseConnection {
   readonly #address: PostgresAddress;
   readonly #log: Logger;
   /** Is called with the id of the broker that has committed something, and with '' after each connect. */
@@ -36,8 +36,8 @@ export class PostgresListener {
     address: PostgresAddress,
     log: Logger,
     onNews: (from: string) => void,
-  ): Promise<PostgresListener> {
-    const connection = new PostgresListener(address, log, onNews);
+  ): Promise<LeaseConnection> {
+    const connection = new LeaseConnection(address, log, onNews);
     await connection.#connect();
     return connection;
   }

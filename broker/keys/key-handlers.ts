@@ -11,9 +11,9 @@ import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history-database.ts';
+import { pageOf } from '../list-pages-and-filters.ts';
 import { endLogins } from '../logins/login-validity.ts';
 import { found } from '../not-found.ts';
-import { pageOf } from '../paging.ts';
 import type {
   AlertChannel,
   Declared,

@@ -6,10 +6,11 @@ import { iso, now } from '../../shared/clock.ts';
 import { setsNothing } from '../../shared/defined-fields.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { pageOf } from '../list-pages-and-filters.ts';
 import { found, notFound } from '../not-found.ts';
-import { pageOf } from '../paging.ts';
 import type { Declared, Schedule, StateTransaction } from '../state/in-memory-state.ts';
-import { refusal, wordsOf } from './cron.ts';
+import { checkedTimetable } from './cron-due-times.ts';
+import { refusal, wordsOf } from './cron-expression.ts';
 import { Launcher, paramsOf, type ScheduleContext } from './launch-run.ts';
 import { DueTimes } from './run-due-times.ts';
 import type { RanTimes, ScheduleRun } from './run-records.ts';
@@ -25,7 +26,6 @@ import {
   scheduleOf,
 } from './schedule-from-request.ts';
 import { findTimeZone } from './time-zone.ts';
-import { checkedTimetable } from './timetable.ts';
 import { TrackedSchedules } from './tracked-schedules.ts';
 import { type DueRun, dueRuns } from './upcoming.ts';
 import { mostWatches, PathWatches, tooManyWatches } from './watch-paths.ts';
