@@ -8,7 +8,7 @@ import type { NetworkInterface } from '../proto/types/farhand/agent/v1/NetworkIn
 import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { endsWithin, monotonic, now } from '../shared/clock.ts';
 import { remoteFileSystems } from '../shared/network-file-system-types.ts';
-import { residentBytes } from '../shared/start-garbage-collection.ts';
+import { residentBytes } from '../shared/v8-garbage-collection.ts';
 
 /** The system calls by which metrics are measured. Tests replace them to simulate broken machines. */
 export interface Sources {

@@ -26,10 +26,10 @@ import {
 } from '../shared/systemd/install-and-status-commands.ts';
 import { type LinkState, linkIn } from '../shared/systemd/link-status-text.ts';
 import { checkRoots } from './files/index.ts';
-import { readTokenFile } from './identity.ts';
+import { readTokenFile } from './join-or-load-identity.ts';
 import { agentSettings, serviceSettings } from './settings-schema.ts';
 import { upgradeDirectory } from './upgrade/files-shared-with-root.ts';
-import { planUpgradeUnit } from './upgrade/install-root-unit-and-key.ts';
+import { planUpgradeUnit } from './upgrade/plan-upgrade-unit-and-key.ts';
 
 const agent: Service = {
   name: 'farhand-agent',

@@ -4,7 +4,7 @@ import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/route-table.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';
 import { iso, now } from '../shared/clock.ts';
-import { newTimedId, timeOf } from '../shared/ids.ts';
+import { newTimedId, timeOf } from '../shared/ids-and-secrets.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history/history-database.ts';
 import { type CountedTable, createCounts, sequencesPerMs } from './history/row-counts.ts';
 import { OrderedTable } from './history/time-ordered-table.ts';

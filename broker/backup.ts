@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { writeDurably } from '../shared/durable-file.ts';
 import { AppError } from '../shared/errors.ts';
 import type { History } from './history/history-database.ts';
-import type { State } from './state/in-memory-state.ts';
+import type { State } from './state/index.ts';
 
 export type Backups = Awaited<ReturnType<typeof createBackups>>;
 

@@ -28,7 +28,7 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
   const findings = await examineDirectory(settings.data_dir, stored);
   if (settings.database_url === undefined) findings.push(...uncheckedDatabase(settings.data_dir));
   else {
-    const { examineDatabase } = await import('./history/doctor-checks.ts');
+    const { examineDatabase } = await import('./history/postgres-doctor-checks.ts');
     findings.push(
       ...(await examineDatabase({ ...settings, database_url: settings.database_url }, settings.data_dir)),
     );

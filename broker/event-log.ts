@@ -4,8 +4,8 @@ import { type EventType, eventTypes, readableTypes, events as routes } from '../
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/route-table.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
-import { newId } from '../shared/ids.ts';
-import { Wake } from '../shared/wake.ts';
+import { newId } from '../shared/ids-and-secrets.ts';
+import { Wake } from '../shared/wait-for-change.ts';
 import {
   type History,
   type HistoryTransaction,

@@ -1,5 +1,5 @@
 // Merges async generators into one. If the merged stream is read slowly, so are its sources.
-import { Wake } from '../shared/wake.ts';
+import { Wake } from '../shared/wait-for-change.ts';
 
 /**
  * Yields the items of all sources as they come, reading each source at most one item ahead. Throws the error of a

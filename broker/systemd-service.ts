@@ -13,7 +13,7 @@ import {
   say,
   statusCommand,
 } from '../shared/systemd/install-and-status-commands.ts';
-import { withSocket } from './cli/call-local-broker.ts';
+import { withSocket } from './cli/call-or-start-local-broker.ts';
 import { type BrokerSettings, brokerSettings } from './settings-schema.ts';
 
 /**

@@ -2,8 +2,8 @@
 import { cpSync, linkSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
+import { type SignedPackage, signatureFileOf } from '../shared/agent-package-signature.ts';
 import { StartError } from '../shared/errors.ts';
-import { type SignedPackage, signatureFileOf } from '../shared/package-signature.ts';
 import { reasonOf } from '../shared/system-error-messages.ts';
 import { debName, makeDeb } from './package/debian-package.ts';
 import { makeNpm } from './package/npm-package.ts';

@@ -9,7 +9,7 @@ import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Agent, fetch as undiciFetch } from 'undici';
-import { withSocket } from '../broker/cli/call-local-broker.ts';
+import { withSocket } from '../broker/cli/call-or-start-local-broker.ts';
 import { type BrokerSettings, brokerSettings } from '../broker/settings-schema.ts';
 import { nodeIsGood, wrongNode } from '../shared/program-start-and-end.ts';
 import { readIdentity } from '../shared/read-agent-identity.ts';

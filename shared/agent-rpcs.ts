@@ -5,8 +5,8 @@ import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agen
 import type { StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
 import type { LinkDefinition } from '../proto/types/farhand/link/v1/Link.ts';
 import { AppError, isCode } from './errors.ts';
-import { serviceOf, type WireMethod } from './grpc-services.ts';
-import { countTransferred } from './start-garbage-collection.ts';
+import { serviceOf, type WireMethod } from './grpc-service-from-proto.ts';
+import { countTransferred } from './v8-garbage-collection.ts';
 
 // The casts are safe: the generated types describe exactly these services.
 const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;

@@ -1,6 +1,6 @@
 // Makes the writer of a log wait for slow readers.
 import { endsWithin, monotonic } from './clock.ts';
-import { Wake } from './wake.ts';
+import { Wake } from './wait-for-change.ts';
 
 /** A reader's offset in the log, and the time of its last read in milliseconds of the monotonic clock. */
 export interface ReaderPosition {

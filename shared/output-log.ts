@@ -6,8 +6,8 @@ import { outputWindowBytes, readerStallMs } from './command-and-terminal-limits.
 import { syncDirectory } from './durable-file.ts';
 import { errnoOf, fromErrno } from './errors.ts';
 import { Backpressure } from './output-backpressure.ts';
-import { countTransferred } from './start-garbage-collection.ts';
-import { Wake } from './wake.ts';
+import { countTransferred } from './v8-garbage-collection.ts';
+import { Wake } from './wait-for-change.ts';
 
 export interface OutputOptions {
   /** How many of the output's last bytes the log stores. It may store about a sixteenth (one segment) more. */

@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import * as z from 'zod';
 import { StartError } from './errors.ts';
-import { readRegularJson } from './regular-file.ts';
+import { readRegularJson } from './read-regular-file.ts';
 
 const identity = z.strictObject({
   /**

@@ -3,8 +3,8 @@
 import { createLogger, isJournal, type Logger, type LogLevel, withPriority } from './logger.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from './program-start-and-end.ts';
 import { helpText, type Invocation, type Setting } from './read-settings.ts';
-import { collectAtRest } from './start-garbage-collection.ts';
 import { createNotify, type Notify } from './systemd/notify.ts';
+import { collectAtRest } from './v8-garbage-collection.ts';
 import { version } from './version.ts';
 
 const serviceVerbs = ['install', 'status', 'uninstall'] as const;

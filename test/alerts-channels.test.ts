@@ -2,7 +2,7 @@
 import { cpSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import * as z from 'zod';
-import type { State } from '../broker/state/in-memory-state.ts';
+import type { State } from '../broker/state/index.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';
 import { type AlertSystem, looksInto, soon, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';

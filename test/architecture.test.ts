@@ -401,11 +401,17 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [
     ['@grpc/'],
     [
-      ...['shared/grpc-services', 'shared/grpc-api-client', 'agent/link*', 'broker/link', 'broker/grpc-api*'],
+      ...[
+        'shared/grpc-service-from-proto',
+        'shared/grpc-api-client',
+        'agent/link*',
+        'broker/link',
+        'broker/grpc-api*',
+      ],
       'broker/cluster/peers',
     ],
   ],
-  [['protobufjs'], ['shared/load-protos', 'shared/grpc-services']],
+  [['protobufjs'], ['shared/load-protos', 'shared/grpc-service-from-proto']],
   [['grpc-health-check'], ['broker/grpc-api']],
   [['undici'], ['broker/cli', 'broker/deliveries']],
   [['ipaddr.js'], ['broker/deliveries']],
@@ -416,7 +422,7 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [['@peculiar/x509', 'reflect-metadata'], ['broker/ca-and-broker-certificates']],
   [['pino'], ['shared/logger']],
   [['commander', '@clack/prompts', 'cli-table3'], ['broker/cli']],
-  [['nanoid'], ['shared/ids']],
+  [['nanoid'], ['shared/ids-and-secrets']],
   [
     ['preact', '@preact/', 'uplot', '@xterm/', '@codemirror/', '@lezer/', 'lucide-static'],
     ['broker/console'],
@@ -456,7 +462,7 @@ function portable(files: SourceFile[]): Set<string> {
 }
 
 // The console may use the real time, because tests cannot move the clock of a browser.
-const maySeeTime = (path: string) => isIn(path, 'shared/clock', 'broker/console/time', 'scripts', 'test');
+const maySeeTime = (path: string) => isIn(path, 'shared/clock', 'broker/console/timers', 'scripts', 'test');
 const mayTouchProcess = (path: string) =>
   isIn(
     path,

@@ -10,7 +10,7 @@ import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import type { Deed } from '../shared/api/audit.ts';
 import { now } from '../shared/clock.ts';
-import { newTimedId } from '../shared/ids.ts';
+import { newTimedId } from '../shared/ids-and-secrets.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { leapingClock, soon } from './commands-fixture.ts';
 import { giveAway } from './find-leaked-secrets.ts';

@@ -8,7 +8,7 @@ import { createAuditRecorder } from '../broker/request-checks/audit-request.ts';
 import { AuthorizedRequest, guardOf, handlerOf } from '../broker/request-checks/authorize.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { type Closers, createParts } from '../broker/start/create-parts.ts';
-import type { Key, Machine } from '../broker/state/in-memory-state.ts';
+import type { Key, Machine } from '../broker/state/index.ts';
 import type { Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import type { KeyId, MachineId } from '../shared/api/shared-schemas.ts';

@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { join } from 'node:path';
 import { Agent } from 'undici';
 import { onTestFinished } from 'vitest';
-import { through } from '../broker/cli/broker-connections.ts';
+import { through } from '../broker/cli/pinned-transport.ts';
 import type { Tuning } from '../broker/start/index.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { freeAddress } from './find-free-ports.ts';

@@ -5,7 +5,7 @@ import { connect } from 'node:net';
 import { connect as tlsConnect } from 'node:tls';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
-import { loadIdentity } from '../agent/identity.ts';
+import { loadIdentity } from '../agent/join-or-load-identity.ts';
 import { signProof } from '../shared/identity-proof.ts';
 import { connectScripted, joinScripted, linkScripted, scriptedMachine, statusOf } from './scripted-agent.ts';
 import { call as http, startFarhand, temporaryFolder } from './start-farhand.ts';

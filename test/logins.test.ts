@@ -3,7 +3,7 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { withSocket } from '../broker/cli/call-local-broker.ts';
+import { withSocket } from '../broker/cli/call-or-start-local-broker.ts';
 import type { Scope } from '../shared/api/route.ts';
 import { iso } from '../shared/clock.ts';
 import { leapingClock } from './commands-fixture.ts';

@@ -2,8 +2,8 @@
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
-import { MachineFacts } from '../broker/presence/facts-and-metrics.ts';
 import { LastHour } from '../broker/presence/metrics-last-hour.ts';
+import { MachineFacts } from '../broker/presence/stored-facts-and-metrics.ts';
 import { refusalIn } from './all-routes.ts';
 import { fakeClock } from './fake-clock.ts';
 import { quiet, startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';

@@ -4,7 +4,7 @@ import { cpus, hostname, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
-import { MachineFacts } from '../broker/presence/facts-and-metrics.ts';
+import { MachineFacts } from '../broker/presence/stored-facts-and-metrics.ts';
 import { fakeClock } from './fake-clock.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { quiet, startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';

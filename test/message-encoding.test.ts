@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { loadSync, type ServiceDefinition } from '@grpc/proto-loader';
 import protobuf from 'protobufjs/light.js';
 import { expect, test } from 'vitest';
-import { serviceOf } from '../shared/grpc-services.ts';
+import { serviceOf } from '../shared/grpc-service-from-proto.ts';
 import { protos } from '../shared/load-protos.ts';
 
 const services = ['farhand.agent.v1.Agent', 'farhand.link.v1.Link', 'farhand.client.v1.Streams'];

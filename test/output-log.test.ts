@@ -7,7 +7,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { Backpressure } from '../shared/output-backpressure.ts';
 import { OutputLog, type OutputOptions, type OutputReader, openOutput } from '../shared/output-log.ts';
-import { Wake } from '../shared/wake.ts';
+import { Wake } from '../shared/wait-for-change.ts';
 import { fakeClock } from './fake-clock.ts';
 
 let home: string;

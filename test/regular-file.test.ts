@@ -4,7 +4,7 @@ import { symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { readIdentity } from '../shared/read-agent-identity.ts';
-import { readRegularFile } from '../shared/regular-file.ts';
+import { readRegularFile } from '../shared/read-regular-file.ts';
 import { temporaryFolder } from './start-farhand.ts';
 
 const checkout = join(import.meta.dirname, '..');

@@ -1,7 +1,7 @@
 // An agent that breaks the protocol as the test chooses: a wrong hello, incomplete answers, two answers, no answer.
 import { EventEmitter, once } from 'node:events';
 import { onTestFinished } from 'vitest';
-import { loadIdentity } from '../agent/identity.ts';
+import { loadIdentity } from '../agent/join-or-load-identity.ts';
 import { type AnswerStream, type ControlStream, Dial } from '../agent/link/dial.ts';
 import type { Identity } from '../agent/link/index.ts';
 import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';

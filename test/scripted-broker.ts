@@ -10,7 +10,7 @@ import type { Call } from '../proto/types/farhand/link/v1/Call.ts';
 import type { Hello__Output } from '../proto/types/farhand/link/v1/Hello.ts';
 import type { LinkHandlers } from '../proto/types/farhand/link/v1/Link.ts';
 import { callKey, fromWire, linkService, type Method, methods } from '../shared/agent-rpcs.ts';
-import { newId, newSecret } from '../shared/ids.ts';
+import { newId, newSecret } from '../shared/ids-and-secrets.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { quiet, temporaryFolder } from './start-farhand.ts';

@@ -1,13 +1,13 @@
 // Makes keys and signs packages, as the owner of machines does.
 import { createHash, generateKeyPairSync, type KeyObject } from 'node:crypto';
-import { rawPublicKey } from '../shared/identity-proof.ts';
 import {
   fingerprintOf,
   type KeyChange,
   type PackageSignature,
   type SignedPackage,
   signPackage,
-} from '../shared/package-signature.ts';
+} from '../shared/agent-package-signature.ts';
+import { rawPublicKey } from '../shared/identity-proof.ts';
 
 export interface Signer {
   /** The public key as raw bytes. */

@@ -9,7 +9,7 @@ import type { ProcessExit } from '../proto/types/farhand/agent/v1/ProcessExit.ts
 import type { TerminalEvent } from '../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec__Output } from '../proto/types/farhand/agent/v1/TerminalSpec.ts';
 import { type AgentCall, gaveUp } from '../shared/agent-rpcs.ts';
-import { newId } from '../shared/ids.ts';
+import { newId } from '../shared/ids-and-secrets.ts';
 import { createLogger } from '../shared/logger.ts';
 
 /** The error of a call whose link is lost. */

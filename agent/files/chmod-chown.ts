@@ -3,7 +3,7 @@ import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/confined-fs.ts';
 import { assertFolder, assertMode } from './confine/parse-request-path.ts';
 import { describe } from './file-description.ts';
-import type { Operation, RequestOf } from './operations-to-handlers.ts';
+import type { Operation, RequestOf } from './handler-adapters.ts';
 import type { Users } from './users-groups.ts';
 
 /** chown(2) leaves an id unchanged if it is -1. */

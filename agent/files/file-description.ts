@@ -4,7 +4,7 @@ import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { type BigIntStats, type Confined, child, readlink } from './confine/confined-fs.ts';
 import { type Bytes, bytes } from './confine/parse-request-path.ts';
-import type { Confinement } from './confine/resolve.ts';
+import type { Confinement } from './confine/resolve-inside-roots.ts';
 import type { Users } from './users-groups.ts';
 
 /** Describes a path. If the path names a symlink, `link` is the target that is stored in the symlink. */

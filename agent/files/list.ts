@@ -4,9 +4,9 @@ import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts'
 import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lookAt, type Named, namesIn } from './confine/confined-fs.ts';
 import { type Bytes, bytes } from './confine/parse-request-path.ts';
-import type { Confinement } from './confine/resolve.ts';
+import type { Confinement } from './confine/resolve-inside-roots.ts';
 import { describeName } from './file-description.ts';
-import type { Operation, RequestOf } from './operations-to-handlers.ts';
+import type { Operation, RequestOf } from './handler-adapters.ts';
 
 /** Number of entries in a batch. The stats of all entries in a batch are read at the same time. */
 const batchSize = 256;

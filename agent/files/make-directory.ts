@@ -1,9 +1,9 @@
 // Creates a directory with the requested mode, and the setgid bit of its parent. Fails if the path exists.
 import { type BigIntStats, chmodDirectory, mkdir, pin, rmdir } from './confine/confined-fs.ts';
 import { assertMode, fault } from './confine/parse-request-path.ts';
-import type { PathEntry } from './confine/resolve.ts';
+import type { PathEntry } from './confine/resolve-inside-roots.ts';
 import { describe } from './file-description.ts';
-import type { Operation } from './operations-to-handlers.ts';
+import type { Operation } from './handler-adapters.ts';
 
 export const makeDirectory: Operation<'makeDirectory'> = async (disk, request, { path }, signal) => {
   const { mode = 0o755, parents } = request;

@@ -6,10 +6,10 @@ import { PrivateDirectory } from './atomic/temporary-directory.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
 import { assertFolder, fault, type Target, targetOf, toText } from './confine/parse-request-path.ts';
-import type { PathEntry } from './confine/resolve.ts';
+import type { PathEntry } from './confine/resolve-inside-roots.ts';
 import { duplicate } from './copy-tree.ts';
 import { describeName } from './file-description.ts';
-import type { Disk, Operation } from './operations-to-handlers.ts';
+import type { Disk, Operation } from './handler-adapters.ts';
 
 interface Transfer {
   source: Target;

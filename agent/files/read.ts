@@ -6,7 +6,7 @@ import type { FileHandle } from './confine/confined-fs.ts';
 import { type Contents, hasChanged, openTargetFile } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/parse-request-path.ts';
 import { describe, etagOf } from './file-description.ts';
-import type { Operation, RequestOf } from './operations-to-handlers.ts';
+import type { Operation, RequestOf } from './handler-adapters.ts';
 
 const largeChunkBytes = 256 * 1024;
 /**

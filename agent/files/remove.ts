@@ -4,7 +4,7 @@
 import { clear } from './clear-directory.ts';
 import { drop, mountOf, syncDirectory } from './confine/confined-fs.ts';
 import { assertFolder, bytes, fault } from './confine/parse-request-path.ts';
-import type { Operation } from './operations-to-handlers.ts';
+import type { Operation } from './handler-adapters.ts';
 
 export const removeFile: Operation<'removeFile'> = async (disk, request, target, signal) => {
   const { writing, home } = disk;

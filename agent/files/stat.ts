@@ -4,9 +4,9 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import { readlink } from './confine/confined-fs.ts';
 import { assertFolder, type Target } from './confine/parse-request-path.ts';
-import type { Confinement } from './confine/resolve.ts';
+import type { Confinement } from './confine/resolve-inside-roots.ts';
 import { describe, etagOf } from './file-description.ts';
-import type { Disk, Operation } from './operations-to-handlers.ts';
+import type { Disk, Operation } from './handler-adapters.ts';
 import { readFile } from './read.ts';
 
 export const statFile: Operation<'statFile'> = (disk, request, target, signal) =>

@@ -4,9 +4,9 @@ import { AppError, ignoring } from '../../shared/errors.ts';
 import { NewFile, seconds } from './atomic/atomic-write.ts';
 import { type BigIntStats, type Pinned, pin, readOnly } from './confine/confined-fs.ts';
 import { assertFile, assertFolder, fault, type Target } from './confine/parse-request-path.ts';
-import type { PathEntry } from './confine/resolve.ts';
+import type { PathEntry } from './confine/resolve-inside-roots.ts';
 import { describe } from './file-description.ts';
-import type { Disk, Operation, RequestOf } from './operations-to-handlers.ts';
+import type { Disk, Operation, RequestOf } from './handler-adapters.ts';
 
 type Request = RequestOf<'touchFile'>;
 

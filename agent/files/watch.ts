@@ -4,13 +4,13 @@ import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.t
 import { sleep } from '../../shared/clock.ts';
 import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
-import { Wake } from '../../shared/wake.ts';
+import { Wake } from '../../shared/wait-for-change.ts';
 import type { Boundary, IsProtected } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';
 import { type Bytes, bytes } from './confine/parse-request-path.ts';
-import type { PathEntry } from './confine/resolve.ts';
-import type { Disk, Operation } from './operations-to-handlers.ts';
+import type { PathEntry } from './confine/resolve-inside-roots.ts';
+import type { Disk, Operation } from './handler-adapters.ts';
 
 /** Maximum number of changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;

@@ -14,7 +14,7 @@ import {
   type Target,
 } from './confine/parse-request-path.ts';
 import { describe, etagOf } from './file-description.ts';
-import type { Disk } from './operations-to-handlers.ts';
+import type { Disk } from './handler-adapters.ts';
 import type { Upload } from './upload-messages.ts';
 
 type FileUpload = Upload<WriteFileOpen__Output, WriteFileCommit__Output>;

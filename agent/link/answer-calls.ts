@@ -21,7 +21,7 @@ import { after } from '../../shared/clock.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { countTransferred } from '../../shared/start-garbage-collection.ts';
+import { countTransferred } from '../../shared/v8-garbage-collection.ts';
 import type { AuditedCall, AuditLog } from '../audit-log/index.ts';
 import { type Capability, requiredCapabilities } from '../capabilities-by-rpc.ts';
 import { coalesce } from './coalesce-short-answer.ts';

@@ -17,7 +17,7 @@ import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { after, every, monotonic, sleep } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import { signProof } from '../../shared/identity-proof.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
 import { version } from '../../shared/version.ts';

@@ -16,7 +16,7 @@ import {
   readJournal,
 } from './process-journal.ts';
 import type { Limits, Parts } from './running-process.ts';
-import { marksOf } from './spawner/index.ts';
+import { marksOf } from './spawner/spawner-pool.ts';
 
 /** A command that was started before the agent's last restart, and its output. */
 export interface Recovered {

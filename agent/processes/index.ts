@@ -9,7 +9,7 @@ import { createCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
 import { recover, recoverJournal } from './crash-recovery.ts';
 import { defaultLimits, type Limits, type Parts } from './running-process.ts';
-import { Spawners } from './spawner/index.ts';
+import { Spawners } from './spawner/spawner-pool.ts';
 import { PipeNames } from './stdin-stdout-pipes.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';

@@ -2,7 +2,7 @@
 // States of an entry: accepted -> running -> over, accepted -> over, accepted -> refused.
 import { now } from '../../shared/clock.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
-import { Wake } from '../../shared/wake.ts';
+import { Wake } from '../../shared/wait-for-change.ts';
 import { unseen } from './crash-recovery.ts';
 import { NotStarted } from './launch-plan.ts';
 import type { Exit, JournalEntry, ProcessKind } from './process-journal.ts';
@@ -15,7 +15,7 @@ import {
   type Stdio,
   startRunning,
 } from './running-process.ts';
-import { SpawnerDied } from './spawner/index.ts';
+import { SpawnerDied } from './spawner/spawner-pool.ts';
 
 type State =
   /**

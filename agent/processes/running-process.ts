@@ -15,8 +15,8 @@ import { type FirstSignal, killTree, Tree } from './kill-tree.ts';
 import { explain, NotStarted, type Plan } from './launch-plan.ts';
 import type { Leader } from './proc-pid-stat.ts';
 import type { Exit, Journal } from './process-journal.ts';
-import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';
+import { type Child, type Spawners, SpawnFailed } from './spawner/spawner-pool.ts';
 
 export const defaultLimits = {
   /** Bytes stored of each output stream of a command; earlier bytes are dropped. */

@@ -3,8 +3,8 @@ import { open, rm } from 'node:fs/promises';
 import * as z from 'zod';
 import type { StageUpgradeCommit__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeCommit.ts';
 import type { StageUpgradeOpen__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeOpen.ts';
+import { signatureFault } from '../../shared/agent-package-signature.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
-import { signatureFault } from '../../shared/package-signature.ts';
 import { version } from '../../shared/version.ts';
 import type { Upload } from '../files/upload-messages.ts';
 import {

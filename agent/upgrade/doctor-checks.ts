@@ -1,9 +1,9 @@
 // The checks of `farhand-agent doctor` for upgrades by the broker. They cover the trusted key, the systemd unit that
 // installs upgrades as root, and the last upgrade.
 import { existsSync } from 'node:fs';
+import { fingerprintOf } from '../../shared/agent-package-signature.ts';
 import { type Finding, ok, warn } from '../../shared/doctor/check-result.ts';
 import { StartError } from '../../shared/errors.ts';
-import { fingerprintOf } from '../../shared/package-signature.ts';
 import { home } from '../../shared/paths-in-checkout-or-package.ts';
 import { runsSystemd } from '../../shared/systemd/control.ts';
 import type { AgentSettings } from '../settings-schema.ts';

@@ -3,7 +3,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
-import { signatureFileSchema } from '../../shared/package-signature.ts';
+import { signatureFileSchema } from '../../shared/agent-package-signature.ts';
 
 export const upgradeDirectory = '/var/lib/farhand-agent-upgrade';
 

@@ -7,12 +7,12 @@ import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agen
 import type { StageUpgradeResponse } from '../../proto/types/farhand/agent/v1/StageUpgradeResponse.ts';
 import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
 import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
+import { fingerprintOf } from '../../shared/agent-package-signature.ts';
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, fromErrno, isErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { fingerprintOf } from '../../shared/package-signature.ts';
 import { home } from '../../shared/paths-in-checkout-or-package.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import { Upload } from '../files/upload-messages.ts';

@@ -2,10 +2,10 @@
 import { createPublicKey } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { chmod, mkdir } from 'node:fs/promises';
+import { fingerprintOf } from '../../shared/agent-package-signature.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { publicKeyOf, rawPublicKey } from '../../shared/identity-proof.ts';
-import { fingerprintOf } from '../../shared/package-signature.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
 import { upgradeDirectory, upgradePaths } from './files-shared-with-root.ts';
 

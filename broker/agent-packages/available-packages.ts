@@ -1,15 +1,15 @@
 // The agent packages that this broker can send: the packages in its own directory and the uploaded ones.
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
-import type { Api, Reply } from '../../shared/api/route-table.ts';
-import { iso } from '../../shared/clock.ts';
 import {
   fingerprintOf,
   type PackageSignature,
   type SignedPackage,
   signatureFileOf,
   signatureFileSchema,
-} from '../../shared/package-signature.ts';
+} from '../../shared/agent-package-signature.ts';
+import type { Api, Reply } from '../../shared/api/route-table.ts';
+import { iso } from '../../shared/clock.ts';
 
 type Arch = 'x64' | 'arm64';
 type Kind = SignedPackage['kind'];

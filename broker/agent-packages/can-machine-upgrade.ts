@@ -3,8 +3,8 @@
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { Obstacle } from '../../shared/api/upgrades.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
-import type { Facts } from '../presence/facts-and-metrics.ts';
-import type { Machine } from '../state/in-memory-state.ts';
+import type { Facts } from '../presence/stored-facts-and-metrics.ts';
+import type { Machine } from '../state/index.ts';
 import type { AgentPackage, Catalog } from './available-packages.ts';
 
 export interface Refusal {

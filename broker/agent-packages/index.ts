@@ -3,13 +3,13 @@ import { createHash } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import { packages as routes } from '../../shared/api/packages.ts';
+import { packages as routes } from '../../shared/api/agent-packages.ts';
 import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import { pageOf } from '../list-pages-and-filters.ts';
 import { type Catalog, packagesIn, toJson, uploadedPackages } from './available-packages.ts';
-import { type Addresses, type InstallLine, installLineFor, scriptFor } from './install.ts';
+import { type Addresses, type InstallLine, installLineFor, scriptFor } from './install-line-and-script.ts';
 import { uploadHandlers } from './upload-packages.ts';
 
 export type { AgentPackage, Catalog } from './available-packages.ts';

@@ -3,11 +3,11 @@ import { createHash } from 'node:crypto';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import { type SignedPackage, signatureFileOf } from '../../shared/agent-package-signature.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { AppError, fieldError, fromErrno } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
-import { type SignedPackage, signatureFileOf } from '../../shared/package-signature.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import {
   type AgentPackage,

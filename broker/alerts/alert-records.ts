@@ -6,12 +6,12 @@ import type { EventType } from '../../shared/api/events.ts';
 import type { Api, Caller, Input, Journal, Page, Reply } from '../../shared/api/route-table.ts';
 import type { AlertId, MachineId, RuleId, WindowId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Events } from '../event-log.ts';
 import type { History, HistoryTransaction, Row, RowReader } from '../history/history-database.ts';
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import { allOf, filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';
-import type { AlertRule, State } from '../state/in-memory-state.ts';
+import type { AlertRule, State } from '../state/index.ts';
 
 type Served = Reply<Api['alerts']['get']>;
 type Times = 'created_at' | 'opened_at' | 'acknowledged_at' | 'repeated_at' | 'resolved_at';

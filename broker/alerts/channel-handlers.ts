@@ -5,18 +5,18 @@ import type { ChannelId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
 import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import { assertUrl } from '../deliveries/address-guard.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
 import { deliveryRows } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
-import { testMessage } from '../deliveries/signature.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
+import { testMessage } from '../deliveries/signed-headers.ts';
+import { found } from '../find-or-not-found.ts';
 import type { History, Row } from '../history/history-database.ts';
 import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
-import { found } from '../not-found.ts';
-import type { AlertChannel, Declared, State, StateTransaction } from '../state/in-memory-state.ts';
+import type { AlertChannel, Declared, State, StateTransaction } from '../state/index.ts';
 import type { ChannelReceivers, Sealed } from './deliver-to-channels.ts';
 
 interface ChannelParts {

@@ -5,9 +5,9 @@ import { attempt, type Outcome } from '../deliveries/attempt-delivery.ts';
 import type { Receivers } from '../deliveries/delivery-queue.ts';
 import type { EventKind } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
-import { type Message as Delivered, headersOf, signerOf } from '../deliveries/signature.ts';
-import type { AlertChannel, State } from '../state/in-memory-state.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
+import { type Message as Delivered, headersOf, signerOf } from '../deliveries/signed-headers.ts';
+import type { AlertChannel, State } from '../state/index.ts';
 import { jsonFor, type Message, messageOf, type Notification, notification } from './notification-formats.ts';
 import { sendMail } from './send-email.ts';
 

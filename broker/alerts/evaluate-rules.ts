@@ -4,7 +4,7 @@ import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, every, monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { ScheduleRun } from '../schedules/run-records.ts';
-import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
+import type { AlertRule, Declared, State } from '../state/index.ts';
 import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
 import type { Windows } from './maintenance-windows.ts';
 import { brokerRules, type ConditionServices, Conditions } from './rule-conditions.ts';

@@ -3,13 +3,13 @@
 import type { Caller, Handlers } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Cluster } from '../cluster/owners.ts';
+import type { Cluster } from '../cluster/index.ts';
 import { DeliveryQueue, type RetrySettings } from '../deliveries/delivery-queue.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import type { Events } from '../event-log.ts';
+import { notFound } from '../find-or-not-found.ts';
 import type { History } from '../history/history-database.ts';
-import { notFound } from '../not-found.ts';
 import { type Alert, AlertRecords, toJson } from './alert-records.ts';
 import { ChannelHandlers } from './channel-handlers.ts';
 import { ChannelReceivers } from './deliver-to-channels.ts';

@@ -5,13 +5,13 @@ import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.
 import type { WindowId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
+import { found } from '../find-or-not-found.ts';
 import { reaches } from '../keys/rights.ts';
 import { pageOf } from '../list-pages-and-filters.ts';
-import { found } from '../not-found.ts';
 import { checkedTimetable, Timetable } from '../schedules/cron-due-times.ts';
 import { findTimeZone } from '../schedules/time-zone.ts';
-import type { Declared, MaintenanceWindow, State } from '../state/in-memory-state.ts';
+import type { Declared, MaintenanceWindow, State } from '../state/index.ts';
 import type { Subject } from './alert-records.ts';
 import { mayManage } from './rule-handlers.ts';
 

@@ -13,9 +13,9 @@ import {
   type Row,
   textIn,
 } from '../history/history-database.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { AlertChannel, State } from '../state/in-memory-state.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { AlertChannel, State } from '../state/index.ts';
 import type { ChannelReceivers } from './deliver-to-channels.ts';
 import type { Notice, Notification } from './notification-formats.ts';
 

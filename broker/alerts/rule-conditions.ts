@@ -4,13 +4,13 @@ import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { remoteFileSystems } from '../../shared/network-file-system-types.ts';
 import { isOlder, version } from '../../shared/version.ts';
-import type { Cluster } from '../cluster/owners.ts';
+import type { Cluster } from '../cluster/index.ts';
 import { machinesOfSchedule, reaches } from '../keys/rights.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import { percentOf, type Report } from '../presence/report-of-agent.ts';
+import { percentOf, type Report } from '../presence/metrics-report.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
 import type { ScheduleRecords, ScheduleRun } from '../schedules/run-records.ts';
-import type { AlertRule, State } from '../state/in-memory-state.ts';
+import type { AlertRule, State } from '../state/index.ts';
 import type { Subject } from './alert-records.ts';
 import { isAboutBroker } from './rule-handlers.ts';
 

@@ -6,11 +6,11 @@ import { day, type RuleId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
 import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
+import { found } from '../find-or-not-found.ts';
 import { currentKey, holds, type Limits, mayUseAll } from '../keys/rights.ts';
 import { pageOf } from '../list-pages-and-filters.ts';
-import { found } from '../not-found.ts';
-import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
+import type { AlertRule, Declared, State } from '../state/index.ts';
 
 type Changes = Omit<Input<Api['alertRules']['update']>, 'rule_id'>;
 

@@ -2,7 +2,7 @@
 // alert. Writes the changes of each alert (open, repeat, resolve) one after another.
 import { after, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { AlertRule } from '../state/in-memory-state.ts';
+import type { AlertRule } from '../state/index.ts';
 import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
 import type { Windows } from './maintenance-windows.ts';
 import type { Conditions } from './rule-conditions.ts';

@@ -1,7 +1,7 @@
 // The verbs of farhand alerts, alert-rules, alert-channels and maintenance-windows.
 import type { Command } from 'commander';
-import { addDeliveries, receiverCells } from './deliveries.ts';
 import { readInput } from './prompt.ts';
+import { addDeliveries, receiverCells } from './shared-delivery-verbs.ts';
 import { enabledOf, latest, ofMachine, routeVerb, since, warnOfSameName } from './verb-from-route.ts';
 
 export function addAlerts(program: Command): void {

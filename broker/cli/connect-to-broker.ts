@@ -6,10 +6,10 @@ import { dirname, join } from 'node:path';
 import { now } from '../../shared/clock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
-import { reasonOf as causeOf } from '../../shared/sdk/error.ts';
+import { reasonOf as causeOf } from '../../shared/sdk/errors-and-envelopes.ts';
 import { Farhand, FarhandError, type FarhandOptions } from '../../shared/sdk/index.ts';
 import { atPath, reasonOf } from '../../shared/system-error-messages.ts';
-import type { Trust } from './broker-connections.ts';
+import type { Trust } from './pinned-transport.ts';
 import { hint } from './print.ts';
 
 export interface Where extends Trust {
@@ -65,7 +65,8 @@ export function brokerUrl<T extends string | undefined>(text: T): T | string {
  */
 export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
   const { dataDir, url, apiKey, mayCreate } = place;
-  if (dataDir) return (await import('./call-local-broker.ts')).withSocket(dataDir, use, { mayCreate });
+  if (dataDir)
+    return (await import('./call-or-start-local-broker.ts')).withSocket(dataDir, use, { mayCreate });
   if (url && apiKey) return withUrl({ ...place, url }, use);
   if (url)
     throw new StartError(
@@ -111,7 +112,7 @@ function adviceOn({ url, pin, ca }: Where & { url: string }, why: string, pinIt:
 
 /** Returns the transport that verifies a pinned key or a private CA; undefined if plain fetch suffices. */
 export const transportOf = async (place: Where) =>
-  place.pin || place.ca ? (await import('./broker-connections.ts')).createTransport(place) : undefined;
+  place.pin || place.ca ? (await import('./pinned-transport.ts')).createTransport(place) : undefined;
 
 /** Creates a client. Throws StartError for a key or URL that the SDK refuses. */
 export function createClient(options: FarhandOptions): Farhand {

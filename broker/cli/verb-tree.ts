@@ -30,7 +30,7 @@ const modules: Readonly<Record<string, () => Promise<Add>>> = {
   audit: async () => (await import('./events-and-audit.ts')).addAudit,
   auth: async () => (await import('./keys-and-join-tokens.ts')).addAuth,
   'join-tokens': async () => (await import('./keys-and-join-tokens.ts')).addJoinTokens,
-  broker: async () => (await import('./backup-and-repair.ts')).addBroker,
+  broker: async () => (await import('./broker.ts')).addBroker,
   doctor: async () => (await import('./doctor/index.ts')).addDoctor,
   completion: async () => (await import('./completion-scripts.ts')).addCompletion,
 };

@@ -2,8 +2,8 @@
 import type { Command } from 'commander';
 import { UsageError } from '../../shared/errors.ts';
 import { verb } from './declare-verb.ts';
-import { addDeliveries, receiverCells } from './deliveries.ts';
 import { readInput } from './prompt.ts';
+import { addDeliveries, receiverCells } from './shared-delivery-verbs.ts';
 import { enabledOf, printView, routeVerb } from './verb-from-route.ts';
 
 /**

@@ -2,7 +2,7 @@
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
-import { expiring, pruning } from './broker-and-owner-tables.ts';
+import { expiring, pruning } from './cluster-tables.ts';
 
 const pruneMs = 3_600_000;
 const expireMs = 60_000;

@@ -2,7 +2,7 @@
 import { nextTurn } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
-import { unlinking } from './broker-and-owner-tables.ts';
+import { unlinking } from './cluster-tables.ts';
 
 export class EndsOfLinks {
   readonly #connection: LeaseConnection;

@@ -3,8 +3,8 @@
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
-import type { Cluster } from './owners.ts';
-import type { Peer } from './peers/owner-lookup.ts';
+import type { Cluster } from './index.ts';
+import type { Peer } from './peers/owner-interfaces.ts';
 
 /** Path at the peer port. A broker that can reach the database answers with 204. */
 export const hasDatabasePath = '/peer/has-database';

@@ -2,7 +2,7 @@
 import type { Api, Input, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
 import { type RowReader, textIn } from '../history/history-database.ts';
-import { listingBrokers } from './broker-and-owner-tables.ts';
+import { listingBrokers } from './cluster-tables.ts';
 
 /** `self` is the id of this broker. */
 export async function listBrokers(

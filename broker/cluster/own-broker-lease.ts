@@ -2,7 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { monotonic } from '../../shared/clock.ts';
 import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
-import { leaseMs, releasing, renewal } from './broker-and-owner-tables.ts';
+import { leaseMs, releasing, renewal } from './cluster-tables.ts';
 
 export const newBrokerId = (): string => `broker_${randomBytes(11).toString('hex')}`;
 

@@ -4,14 +4,8 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Row } from '../history/database-interface.ts';
 import type { RowReader } from '../history/history-database.ts';
 import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
-import {
-  leaseMs,
-  readingBrokers,
-  readingHorizon,
-  readingOwner,
-  readingOwners,
-} from './broker-and-owner-tables.ts';
-import type { Peer } from './peers/owner-lookup.ts';
+import { leaseMs, readingBrokers, readingHorizon, readingOwner, readingOwners } from './cluster-tables.ts';
+import type { Peer } from './peers/owner-interfaces.ts';
 
 interface Owner {
   brokerId: string;

@@ -3,7 +3,7 @@
 // - Evaluating the alert rules about keys and certificates: one task.
 import { monotonic } from '../../shared/clock.ts';
 import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
-import { claimingTasks, leaseMs, readingTasks } from './broker-and-owner-tables.ts';
+import { claimingTasks, leaseMs, readingTasks } from './cluster-tables.ts';
 
 /** A broker stops its claimed tasks this many milliseconds before its lease ends. */
 const marginMs = 1_000;

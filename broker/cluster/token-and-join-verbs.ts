@@ -9,7 +9,7 @@ import { z } from 'zod';
 import { refuseForeign, takeDirectory } from '../../shared/directory-lock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
-import { newSecret } from '../../shared/ids.ts';
+import { newSecret } from '../../shared/ids-and-secrets.ts';
 import { createLogger, logLevels } from '../../shared/logger.ts';
 import { helpText, type Invocation, readSettings } from '../../shared/read-settings.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
@@ -20,7 +20,7 @@ import { LeaseConnection } from '../history/postgres-lease-and-notify-connection
 import { addressOf } from '../history/postgres-settings.ts';
 import { startErrorOf } from '../history/translate-postgres-errors.ts';
 import { type BrokerSettings, brokerSettings } from '../settings-schema.ts';
-import { redeemingToken, storingToken } from './broker-and-owner-tables.ts';
+import { redeemingToken, storingToken } from './cluster-tables.ts';
 
 const name = 'farhand-broker';
 

@@ -4,14 +4,15 @@ import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route
 import type { BatchId, MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, now, pausesInLongWork } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
-import type { Peer } from '../cluster/peers/owner-lookup.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
+import type { Peer } from '../cluster/peers/owner-interfaces.ts';
+import { found } from '../find-or-not-found.ts';
 import type { HistoryTransaction } from '../history/history-database.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';
 import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { mergeStreams } from '../merge-streams.ts';
-import { found } from '../not-found.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
+import { longQueue, type Scheduler } from './command-dispatcher.ts';
 import {
   type Batch,
   type Command,
@@ -24,8 +25,7 @@ import { listedBytes, serializeBatch, serializeFor, serializeListed } from './co
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch-output.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './read-output.ts';
-import { commandWith } from './saved-command-handlers.ts';
-import { longQueue, type Scheduler } from './scheduler.ts';
+import { commandWith } from './saved-command-parameters.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 
 type BatchContext = CommandContext & { scheduler: Scheduler };

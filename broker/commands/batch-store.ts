@@ -2,6 +2,7 @@
 import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { notFound } from '../find-or-not-found.ts';
 import {
   type History,
   type HistoryTransaction,
@@ -10,7 +11,6 @@ import {
   type RowReader,
   textIn,
 } from '../history/history-database.ts';
-import { notFound } from '../not-found.ts';
 import type { Batch, BatchProgress, Spec, Tally } from './command-record.ts';
 
 const table = `CREATE TABLE batches (

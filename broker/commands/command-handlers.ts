@@ -9,8 +9,9 @@ import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { HistoryTransaction } from '../history/history-database.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';
+import { BatchFollower } from './batch-changes-by-other-brokers.ts';
 import { Batches } from './batch-handlers.ts';
-import { BatchFollower } from './batches-of-all-brokers.ts';
+import { Scheduler } from './command-dispatcher.ts';
 import {
   type Command,
   type CommandParams,
@@ -25,7 +26,6 @@ import { columns, countedCommands, fromRow } from './command-tables.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './command-to-json.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './read-output.ts';
-import { Scheduler } from './scheduler.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 import { OutputDirectory, type Stream } from './stored-output.ts';
 

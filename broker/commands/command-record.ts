@@ -5,7 +5,7 @@ import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/Pro
 import type { Api, Input, Reply } from '../../shared/api/route-table.ts';
 import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 
 export type CommandRecord = Reply<Api['commands']['get']>;
 export type Status = CommandRecord['status'];

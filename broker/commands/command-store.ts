@@ -3,9 +3,10 @@ import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { waitingCommands } from '../../shared/command-and-terminal-limits.ts';
-import type { Cluster } from '../cluster/owners.ts';
-import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
+import type { Cluster } from '../cluster/index.ts';
+import type { OtherBrokers } from '../cluster/peers/owner-interfaces.ts';
 import type { Events } from '../event-log.ts';
+import { notFound } from '../find-or-not-found.ts';
 import {
   type History,
   type HistoryTransaction,
@@ -15,10 +16,9 @@ import {
   textIn,
 } from '../history/history-database.ts';
 import { allOf, among, reachableOnly } from '../list-pages-and-filters.ts';
-import { notFound } from '../not-found.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { State } from '../state/index.ts';
 import { BatchStore, isOpen } from './batch-store.ts';
 import type { Command, Spec } from './command-record.ts';
 import {

@@ -14,7 +14,7 @@ import type { Caller } from '../../shared/api/route-table.ts';
 import { after, now, sleep } from '../../shared/clock.ts';
 import { killGraceMs } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import { ownedElsewhere } from '../history/group-commit.ts';
 import type { HistoryTransaction } from '../history/history-database.ts';
 import type { Link } from '../presence/index.ts';
@@ -26,9 +26,9 @@ import {
   isPlausible,
   type Spec,
 } from './command-record.ts';
+import { QueueTimeout } from './queue-timeout.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 import type { Output } from './stored-output.ts';
-import { QueueTimeout } from './wait-and-retry-limits.ts';
 
 /** Milliseconds to wait for a cancelled command: from SIGTERM to SIGKILL, and a second to report the end. */
 export const cancelWaitMs = killGraceMs + 1_000;

@@ -3,10 +3,10 @@ import type { Api, BytesReply, Input, Reply } from '../../shared/api/route-table
 import { AppError } from '../../shared/errors.ts';
 import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
 import { ownedElsewhere } from '../history/group-commit.ts';
+import type { Scheduler } from './command-dispatcher.ts';
 import type { Command } from './command-record.ts';
 import type { CommandStore } from './command-store.ts';
 import { serializeEnd } from './command-to-json.ts';
-import type { Scheduler } from './scheduler.ts';
 import { type Output, type OutputDirectory, type Stream, streams } from './stored-output.ts';
 
 /** The output of one command, and its record once the command has ended. */

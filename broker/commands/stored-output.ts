@@ -3,7 +3,7 @@ import { readdir, rm, statfs } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
 import { OutputLog, openOutput } from '../../shared/output-log.ts';
-import { Wake } from '../../shared/wake.ts';
+import { Wake } from '../../shared/wait-for-change.ts';
 
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];

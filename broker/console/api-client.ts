@@ -1,7 +1,7 @@
 // The SDK client of this page. It adds the console's own header to requests, and notices the end of the
 // login.
 import { signal } from '@preact/signals';
-import { failureOf } from '../../shared/sdk/error.ts';
+import { failureOf } from '../../shared/sdk/errors-and-envelopes.ts';
 import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
 
 export { FarhandError };

@@ -3,7 +3,7 @@ import { computed, effect, signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, streams } from './api-client.ts';
 import { identifyAgain, may } from './login-state.ts';
-import { after } from './time.ts';
+import { after } from './timers.ts';
 
 export type Update = typeof streams.live.follow extends (
   ...input: never[]

@@ -2,7 +2,7 @@
 import { computed, effect, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
 import { client, clientWithKey, loginEnded, scopeRefusals } from './api-client.ts';
-import { after } from './time.ts';
+import { after } from './timers.ts';
 
 type Me = Awaited<ReturnType<typeof client.keys.me>>;
 

@@ -4,7 +4,7 @@ import { allItems, type MenuItem } from './navigation-menu.ts';
 import { Machines } from './pages/machines.tsx';
 import type { IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
-import { later } from './parts/lazy-page.tsx';
+import { later } from './parts/lazy-component.tsx';
 import type { Page } from './router.ts';
 
 type Menu = readonly [

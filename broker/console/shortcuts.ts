@@ -4,7 +4,7 @@ import { showPalette } from './command-palette.tsx';
 import { loggedIn } from './login-state.ts';
 import { menu } from './navigation-menu.ts';
 import { go, to } from './router.ts';
-import { now } from './time.ts';
+import { now } from './timers.ts';
 
 /** Maximum number of milliseconds between `g` and the second key of a shortcut. */
 const pairMs = 1_500;

@@ -3,7 +3,7 @@ import { isIP, type LookupFunction, type Socket } from 'node:net';
 import { Agent, buildConnector, type Dispatcher, request } from 'undici';
 import { after, monotonic, now } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
-import { retryAfterMs } from '../../shared/sdk/error.ts';
+import { retryAfterMs } from '../../shared/sdk/errors-and-envelopes.ts';
 import { type AddressGuard, NotAllowed } from './address-guard.ts';
 
 export interface Outcome {

@@ -4,11 +4,11 @@ import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Claims } from '../cluster/tasks-of-one-broker.ts';
 import type { History, HistoryTransaction } from '../history/history-database.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { State } from '../state/index.ts';
 import type { Outcome } from './attempt-delivery.ts';
 import type { Attempted, Delivery, DeliveryStore, EventKind } from './delivery-store.ts';
 import { ReceiverQueue } from './receiver-queue-state.ts';
-import type { Message } from './signature.ts';
+import type { Message } from './signed-headers.ts';
 
 /** A webhook or an alert channel. */
 export interface Receiver {

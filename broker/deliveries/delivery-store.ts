@@ -3,7 +3,7 @@
 import { createHash } from 'node:crypto';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
-import { timedId } from '../../shared/ids.ts';
+import { timedId } from '../../shared/ids-and-secrets.ts';
 import {
   type History,
   type HistoryTransaction,

@@ -9,11 +9,11 @@ import { iso, latestInstant } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
-import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
+import type { OtherBrokers } from '../cluster/peers/owner-interfaces.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { State } from '../state/index.ts';
 
 export interface FileServices {
   presence: Presence;

@@ -1,7 +1,7 @@
 // The rpc AttachSession: attaches a gRPC stream to a terminal session, as one of its clients.
 
 import { present } from '../../shared/agent-rpcs.ts';
-import { sessions as routes } from '../../shared/api/sessions.ts';
+import { sessions as routes } from '../../shared/api/terminal-sessions.ts';
 import { AppError } from '../../shared/errors.ts';
 import { guardOf } from '../request-checks/authorize.ts';
 import { type Action, actionOf, type CloseReason, type Notice } from '../sessions/terminal-client.ts';

@@ -5,13 +5,13 @@ import type { CallOptions } from '../../shared/agent-rpcs.ts';
 import { fileWriterService } from '../../shared/agent-rpcs.ts';
 import { machineId as machineIds } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
-import { requestIdFrom } from '../../shared/ids.ts';
+import { requestIdFrom } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { rightsOf } from '../keys/rights.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Client } from '../request-checks/authenticate.ts';
 import { publicError } from '../request-checks/public-error.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { State } from '../state/index.ts';
 import { refusalOf } from './incoming-call.ts';
 
 interface Services {

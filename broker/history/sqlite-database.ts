@@ -11,8 +11,8 @@ import {
   type Value,
   type Writer,
 } from './database-interface.ts';
-import { prepareOnce } from './prepare-once.ts';
 import { HistoryReader } from './sqlite-read-client.ts';
+import { prepareOnce } from './sqlite-statement-cache.ts';
 
 /** Pages that a backup copies at a time, so that other work can use the disk in between. */
 const copyPages = 256;

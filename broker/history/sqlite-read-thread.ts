@@ -3,8 +3,8 @@
 import { DatabaseSync } from 'node:sqlite';
 import { parentPort, workerData } from 'node:worker_threads';
 import type { Query } from './database-interface.ts';
-import { prepareOnce } from './prepare-once.ts';
 import type { Answer } from './sqlite-read-client.ts';
+import { prepareOnce } from './sqlite-statement-cache.ts';
 
 const database = new DatabaseSync(String(workerData), { readOnly: true });
 const prepare = prepareOnce(database);

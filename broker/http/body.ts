@@ -13,10 +13,10 @@ import getRawBody from 'raw-body';
 import type { Content } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Quota } from '../../shared/quota.ts';
-import { countTransferred } from '../../shared/start-garbage-collection.ts';
-import { readStream } from '../../shared/wake.ts';
+import { countTransferred } from '../../shared/v8-garbage-collection.ts';
+import { readStream } from '../../shared/wait-for-change.ts';
 
 /** Milliseconds in which a whole JSON body must arrive. */
 const maxMs = 300_000;

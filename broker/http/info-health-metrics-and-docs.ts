@@ -10,7 +10,7 @@ import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import { version } from '../../shared/version.ts';
 import type { Authority } from '../ca-and-broker-certificates.ts';
-import { contentBytes } from '../files/read-handlers.ts';
+import { contentBytes } from '../files/file-handlers.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
 import { newNonce, pagePolicy } from './content-security-policy.ts';
 import { openapiText } from './openapi.ts';

@@ -6,7 +6,7 @@ import { type WebSocket, WebSocketServer } from 'ws';
 import { sessionId } from '../../shared/api/shared-schemas.ts';
 import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId, requestIdFrom } from '../../shared/ids.ts';
+import { newId, requestIdFrom } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import { assertKnownParameters, queryOf } from '../request-checks/parse-api-request.ts';

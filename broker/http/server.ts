@@ -13,7 +13,7 @@ import { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { SecureContextOptions } from 'node:tls';
 import { AppError } from '../../shared/errors.ts';
-import { newId, requestIdFrom } from '../../shared/ids.ts';
+import { newId, requestIdFrom } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { logAcceptErrors } from '../connection-limiter.ts';
 import type { Client } from '../request-checks/authenticate.ts';

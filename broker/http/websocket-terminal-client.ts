@@ -5,7 +5,7 @@ import { closeCodes } from '../../shared/api/close-codes.ts';
 import { receivedMessage } from '../../shared/api/terminal.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { Wake } from '../../shared/wake.ts';
+import { Wake } from '../../shared/wait-for-change.ts';
 import {
   type Action,
   actionOf,

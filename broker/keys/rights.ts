@@ -6,7 +6,7 @@ import type { Rights } from '../../shared/api/route-table.ts';
 import type { KeyId, LoginId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Declared, Key, Schedule, State } from '../state/in-memory-state.ts';
+import type { Declared, Key, Schedule, State } from '../state/index.ts';
 
 type Keys = Pick<Declared, 'keys'>;
 type Machines = Pick<Declared, 'machines'>;

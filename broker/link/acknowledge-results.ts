@@ -1,6 +1,6 @@
 // Acknowledges results, so that an agent removes its copy of a result once the broker has the result on disk.
 import { after } from '../../shared/clock.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Presence } from '../presence/index.ts';
 

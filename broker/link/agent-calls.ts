@@ -18,8 +18,8 @@ import {
 } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
-import { countTransferred } from '../../shared/start-garbage-collection.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
+import { countTransferred } from '../../shared/v8-garbage-collection.ts';
 import { CallLimits } from './call-limits.ts';
 
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;

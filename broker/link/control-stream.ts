@@ -9,19 +9,19 @@ import { methods, protocolVersion } from '../../shared/agent-rpcs.ts';
 import { after, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { verifyProof } from '../../shared/identity-proof.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Cluster } from '../cluster/owners.ts';
+import type { Cluster } from '../cluster/index.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 import type { TurnLimit } from '../event-loop-turn-limit.ts';
-import { installationOf, lastUpgradeOf } from '../presence/agent-installation.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Link, Presence } from '../presence/index.ts';
-import type { Machine, State } from '../state/in-memory-state.ts';
+import { installationOf, lastUpgradeOf } from '../presence/installation-report.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { Machine, State } from '../state/index.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
+import type { LinkLimits } from './link-rate-limits.ts';
 import type { LinkSettings } from './link-times-and-limits.ts';
-import type { LinkLimits } from './log-and-reconnect-limits.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 

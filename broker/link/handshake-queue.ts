@@ -2,7 +2,7 @@
 // take turns; other requests run between handshakes.
 import type { Socket } from 'node:net';
 import { after, monotonic } from '../../shared/clock.ts';
-import { countConnection } from '../../shared/start-garbage-collection.ts';
+import { countConnection } from '../../shared/v8-garbage-collection.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {

@@ -27,7 +27,7 @@ import { logAcceptErrors } from '../connection-limiter.ts';
 import type { Events } from '../event-log.ts';
 import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { History } from '../history/history-database.ts';
-import type { JoinTokens } from '../join-tokens.ts';
+import type { JoinTokens } from '../join-tokens-and-enrolment.ts';
 import type { Rates } from '../request-checks/rate-limits.ts';
 import type { AnswerStream } from './agent-calls.ts';
 import {
@@ -39,8 +39,8 @@ import {
 } from './control-stream.ts';
 import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
+import { createLinkLimits } from './link-rate-limits.ts';
 import type { LinkSettings } from './link-times-and-limits.ts';
-import { createLinkLimits } from './log-and-reconnect-limits.ts';
 import { type Pings, pingConnections } from './ping-connections-without-heartbeats.ts';
 
 export interface ListenerOptions {

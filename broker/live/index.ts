@@ -6,14 +6,14 @@ import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.
 import type { CommandId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { Wake } from '../../shared/wake.ts';
+import { Wake } from '../../shared/wait-for-change.ts';
 import type { Commands } from '../commands/command-handlers.ts';
 import type { Events } from '../event-log.ts';
+import { notFound } from '../find-or-not-found.ts';
 import { mergeStreams } from '../merge-streams.ts';
-import { notFound } from '../not-found.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { State } from '../state/index.ts';
 import { MachineChanges } from './machine-changes.ts';
 
 type Update = Reply<Api['live']['follow']> extends AsyncIterable<infer T> ? T : never;

@@ -3,9 +3,9 @@
 
 import type { Caller } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
-import { Wake } from '../../shared/wake.ts';
+import { Wake } from '../../shared/wait-for-change.ts';
 import { type LiveMachine, liveOf, type MachineSources } from '../machines/machine-to-json.ts';
-import type { Machine, State } from '../state/in-memory-state.ts';
+import type { Machine, State } from '../state/index.ts';
 
 /**
  * Maximum number of machines in one update; the next update has the others. A fleet of 10,000 machines sends some 700

@@ -6,13 +6,13 @@ import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.
 import type { LoginId } from '../../shared/api/shared-schemas.ts';
 import { every, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId, newSecret } from '../../shared/ids.ts';
+import { newId, newSecret } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { hashOf } from '../keys/key-handlers.ts';
+import { found } from '../find-or-not-found.ts';
+import { hashOf } from '../keys/index.ts';
 import { currentKey, endOf, hasExpired, holds, within } from '../keys/rights.ts';
 import { pageOf } from '../list-pages-and-filters.ts';
-import { found } from '../not-found.ts';
-import type { Declared, Key, Login, State, StateTransaction } from '../state/in-memory-state.ts';
+import type { Declared, Key, Login, State, StateTransaction } from '../state/index.ts';
 import { cookieWith, noCookie } from './cookie.ts';
 import { Tickets } from './local-login-tickets.ts';
 import { endOfSecret } from './login-validity.ts';

@@ -1,9 +1,9 @@
 // One-time tickets, with which a person on the broker's own machine logs in without typing a key.
 import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
-import { newSecret } from '../../shared/ids.ts';
+import { newSecret } from '../../shared/ids-and-secrets.ts';
 import { isLoopback } from '../../shared/loopback.ts';
-import { hashOf } from '../keys/key-handlers.ts';
+import { hashOf } from '../keys/index.ts';
 
 const literal = 'login_ticket_';
 const bearer = new RegExp(`^Bearer (${literal}[0-9A-Za-z]+)$`, 'i');

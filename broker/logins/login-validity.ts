@@ -4,7 +4,7 @@ import type { Route } from '../../shared/api/route.ts';
 import type { KeyId, LoginId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Declared, Key, StateTransaction } from '../state/in-memory-state.ts';
+import type { Declared, Key, StateTransaction } from '../state/index.ts';
 
 type Logins = Pick<Declared, 'logins'>;
 

@@ -5,10 +5,10 @@ import type { Api, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Packages } from '../agent-packages/index.ts';
-import type { Peer } from '../cluster/peers/owner-lookup.ts';
+import type { Peer } from '../cluster/peers/owner-interfaces.ts';
 import type { Events } from '../event-log.ts';
-import { found } from '../not-found.ts';
-import type { Machine, State, StateTransaction } from '../state/in-memory-state.ts';
+import { found } from '../find-or-not-found.ts';
+import type { Machine, State, StateTransaction } from '../state/index.ts';
 import { MachineLists } from './machine-lists.ts';
 import { detailOf, extraFields, itemOf, liveOf, type MachineSources, statusOf } from './machine-to-json.ts';
 

@@ -5,10 +5,10 @@ import type { Page } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { selectFrom } from '../list-pages-and-filters.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import { percentOf } from '../presence/report-of-agent.ts';
-import type { Machine, State } from '../state/in-memory-state.ts';
+import { percentOf } from '../presence/metrics-report.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { Machine, State } from '../state/index.ts';
 
 interface ListServices {
   state: State;

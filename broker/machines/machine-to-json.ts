@@ -5,10 +5,10 @@ import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { upgradeStateOf } from '../agent-packages/can-machine-upgrade.ts';
 import type { Catalog, Packages } from '../agent-packages/index.ts';
-import type { Facts, MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Report } from '../presence/report-of-agent.ts';
-import type { Machine } from '../state/in-memory-state.ts';
+import type { Report } from '../presence/metrics-report.ts';
+import type { Facts, MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { Machine } from '../state/index.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
 type Detail = Reply<Api['machines']['get']>;

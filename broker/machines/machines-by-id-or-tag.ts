@@ -3,7 +3,7 @@ import { mostMachines } from '../../shared/api/batches.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Declared } from '../state/in-memory-state.ts';
+import type { Declared } from '../state/index.ts';
 
 /**
  * Returns the named machines, or those of the caller's machines that have all tags. Throws validation_failed if the

@@ -2,13 +2,13 @@
 // event.
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Cluster } from '../cluster/owners.ts';
+import type { Cluster } from '../cluster/index.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
 import { allOf, reachableOnly } from '../list-pages-and-filters.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { State } from '../state/index.ts';
 
 const settleMs = 2_000;
 /** Milliseconds that agents have to reconnect after a start of the broker, before their machines count as offline. */

@@ -1,7 +1,7 @@
 // Metrics of machines for Prometheus: the list of machines to scrape (http_sd), and the last report of each as text.
 import type { Handlers } from '../../shared/api/route-table.ts';
-import type { Report } from '../presence/report-of-agent.ts';
-import type { Machine, State } from '../state/in-memory-state.ts';
+import type { Report } from '../presence/metrics-report.ts';
+import type { Machine, State } from '../state/index.ts';
 import type { MachineSources } from './machine-to-json.ts';
 
 interface Services extends MachineSources {

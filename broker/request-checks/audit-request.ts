@@ -4,7 +4,7 @@ import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newTimedId } from '../../shared/ids.ts';
+import { newTimedId } from '../../shared/ids-and-secrets.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history/history-database.ts';

@@ -1,12 +1,12 @@
 // Finds the key or the login of a request, and counts the request against the rate limits.
 import type { LoginId } from '../../shared/api/shared-schemas.ts';
-import type { Cluster } from '../cluster/owners.ts';
+import type { Cluster } from '../cluster/index.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
-import type { Keys } from '../keys/key-handlers.ts';
+import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
 import type { Logins } from '../logins/index.ts';
 import { loginEnded } from '../logins/login-validity.ts';
-import type { Key } from '../state/in-memory-state.ts';
+import type { Key } from '../state/index.ts';
 import type { Quota, Rates } from './rate-limits.ts';
 
 export interface Client {

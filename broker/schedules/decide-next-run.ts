@@ -1,6 +1,6 @@
 // Decides which due time of a schedule runs next, and which due times were missed because the broker was down or its
 // clock was changed.
-import type { Schedule } from '../state/in-memory-state.ts';
+import type { Schedule } from '../state/index.ts';
 import type { Timetable } from './cron-due-times.ts';
 
 /** The data for a decision. All times are in milliseconds since 1970. */

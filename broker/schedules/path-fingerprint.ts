@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Schedule } from '../state/in-memory-state.ts';
+import type { Schedule } from '../state/index.ts';
 
 export type WatchedPath = Pick<NonNullable<Schedule['on_change']>, 'path' | 'recursive'>;
 

@@ -1,7 +1,7 @@
 // Runs each due time of a schedule once, and records the due times that were skipped or missed.
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { State } from '../state/index.ts';
 import { ClockWatch } from './clock-watch.ts';
 import type { Timetable } from './cron-due-times.ts';
 import { decide, lateMs } from './decide-next-run.ts';

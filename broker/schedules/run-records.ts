@@ -5,7 +5,7 @@ import type { Api, Input, Page, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
 import type { MachineId, RunId } from '../../shared/api/shared-schemas.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Command } from '../commands/command-record.ts';
 import type { Events } from '../event-log.ts';
 import {
@@ -23,7 +23,7 @@ import {
   pageOfRows,
   reachableOnly,
 } from '../list-pages-and-filters.ts';
-import type { Schedule, State } from '../state/in-memory-state.ts';
+import type { Schedule, State } from '../state/index.ts';
 import { counted, type Mark, tables } from './run-tables.ts';
 
 type Served = Reply<Api['schedules']['getRun']>;

@@ -6,8 +6,8 @@ import type { ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
 import { definedFields } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
-import type { Schedule } from '../state/in-memory-state.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
+import type { Schedule } from '../state/index.ts';
 
 type Params = Input<Api['schedules']['create']>;
 export type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;

@@ -2,7 +2,7 @@
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Schedule } from '../state/in-memory-state.ts';
+import type { Schedule } from '../state/index.ts';
 import { Timetable } from './cron-due-times.ts';
 import type { ScheduleContext } from './launch-run.ts';
 import { mostRan, type RanTimes } from './run-records.ts';

@@ -1,6 +1,6 @@
 // Lists the runs of many schedules that are due in a period, in the order of their times.
 import { nextTurn } from '../../shared/clock.ts';
-import type { Schedule } from '../state/in-memory-state.ts';
+import type { Schedule } from '../state/index.ts';
 
 export interface DueRun {
   schedule: Schedule;

@@ -4,10 +4,10 @@ import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/File
 import type { CallOptions } from '../../shared/agent-rpcs.ts';
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
-import type { Schedule } from '../state/in-memory-state.ts';
+import type { Schedule } from '../state/index.ts';
 import { Changes } from './collect-changed-paths.ts';
 import { type Launcher, mayNotWatch, type ScheduleContext } from './launch-run.ts';
 import { fingerprintOf, isMissing } from './path-fingerprint.ts';

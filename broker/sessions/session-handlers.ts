@@ -1,12 +1,12 @@
 // REST handlers of sessions, and entry points for terminal clients over WebSocket and gRPC.
 import { hash } from 'node:crypto';
 import type { Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
-import { sessions as routes } from '../../shared/api/sessions.ts';
 import type { MachineId, SessionId } from '../../shared/api/shared-schemas.ts';
+import { sessions as routes } from '../../shared/api/terminal-sessions.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { openTerminals } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
-import { isId, newId, newSecret } from '../../shared/ids.ts';
+import { isId, newId, newSecret } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';

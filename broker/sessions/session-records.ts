@@ -2,9 +2,9 @@
 
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId, SessionId } from '../../shared/api/shared-schemas.ts';
+import { notFound } from '../find-or-not-found.ts';
 import type { History, HistoryTransaction, Row, RowReader } from '../history/history-database.ts';
 import { allOf, reachableOnly } from '../list-pages-and-filters.ts';
-import { notFound } from '../not-found.ts';
 
 type Detail = Reply<Api['sessions']['get']>;
 type Times = 'created_at' | 'connected_at' | 'last_heartbeat_at' | 'grace_period_started_at' | 'ended_at';

@@ -2,12 +2,12 @@
 import type { Deed } from '../../shared/api/audit.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
-import type { Cluster } from '../cluster/owners.ts';
+import type { Cluster } from '../cluster/index.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { State } from '../state/index.ts';
 
 export interface SessionServices {
   /** The other brokers on the same database; undefined with a single broker. */

@@ -1,11 +1,11 @@
 // Reads what other brokers on the same database change: facts, events, owners of machines, and deliveries.
 import type { Logger } from '../../shared/logger.ts';
-import type { Cluster } from '../cluster/owners.ts';
+import type { Cluster } from '../cluster/index.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { Events } from '../event-log.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { State } from '../state/index.ts';
 
 interface Followers {
   state: State;

@@ -24,10 +24,10 @@ import { defaultSettings } from '../link/link-times-and-limits.ts';
 import { backlog, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/session-handlers.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
-import { certificateOf } from './certificate.ts';
+import { createPeering, type Peering } from './connect-other-brokers.ts';
 import { type Closers, createParts, type Opening, type Parts, type Tuning } from './create-parts.ts';
 import { reportAlive } from './heartbeat-url.ts';
-import { createPeering, type Peering } from './peering.ts';
+import { certificateOf } from './rest-api-certificate.ts';
 
 export type { Tuning } from './create-parts.ts';
 

@@ -5,13 +5,13 @@ import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Authority } from '../ca-and-broker-certificates.ts';
-import type { Cluster } from '../cluster/owners.ts';
+import type { Cluster } from '../cluster/index.ts';
 import { History } from '../history/history-database.ts';
 import { openHistory } from '../history/open-sqlite-file.ts';
 import type { CountTogether } from '../request-checks/rate-limits.ts';
 import { countTimesFrom } from '../schedules/run-due-times.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
-import { openState, State } from '../state/in-memory-state.ts';
+import { openState, State } from '../state/index.ts';
 
 export interface StoreOpening {
   settings: BrokerSettings;
@@ -86,10 +86,10 @@ async function createInDatabase(
     import('../history/postgres-database.ts'),
     import('../history/postgres-settings.ts'),
     import('../state/documents-in-postgres.ts'),
-    import('../history/unfinished-copy-mark.ts'),
+    import('../history/copy-mark.ts'),
   ]);
   const address = { database_url, database_password_file };
-  const several = settings.peer_listen && (await import('../cluster/owners.ts'));
+  const several = settings.peer_listen && (await import('../cluster/index.ts'));
   const brokerId = several ? (await import('../cluster/own-broker-lease.ts')).newBrokerId() : undefined;
   const database = await PostgresDatabase.open(address, log, brokerId);
   const history = new History(database, log);
@@ -104,7 +104,7 @@ async function createInDatabase(
     untouched: state.generation === 1 && knownAuthority === null,
   };
   if (!several || brokerId === undefined) return stores;
-  const { dataDirectoryId } = await import('../cluster/data-directory-id.ts');
+  const { dataDirectoryId } = await import('../commands/output-directory-id.ts');
   const directoryId = await dataDirectoryId(data_dir);
   const options = { address: addressOf(address), brokerId, url: peerUrlOf(settings), directoryId, log };
   const cluster = await several.Cluster.open(options, state, history);

@@ -1,7 +1,7 @@
 // The clients with which a broker calls the peer ports of other brokers.
 import { every } from '../../shared/clock.ts';
 import type { Authority } from '../ca-and-broker-certificates.ts';
-import type { Owners } from '../cluster/peers/owner-lookup.ts';
+import type { Owners } from '../cluster/peers/owner-interfaces.ts';
 import type { StoreOpening } from './open-state-and-history.ts';
 
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
@@ -20,7 +20,7 @@ export async function createPeerClients(
 ) {
   const [{ PeerClient }, { PeerCalls }, { createOtherBrokers }] = await Promise.all([
     import('../cluster/peers/forward-http-to-peer.ts'),
-    import('../cluster/peers/forward-grpc-to-peer.ts'),
+    import('../cluster/peers/grpc-calls-to-peers.ts'),
     import('../cluster/peers/call-owning-broker.ts'),
   ]);
   const leaf = await authority.peer();

@@ -5,7 +5,7 @@ import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { upgrades as routes } from '../../shared/api/upgrades.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import { version as brokerVersion } from '../../shared/version.ts';

@@ -2,20 +2,20 @@
 import type { UpgradeReason } from '../../shared/api/upgrades.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Semaphore } from '../../shared/semaphore.ts';
 import { heldOrPinned, packageFor, type Refusal } from '../agent-packages/can-machine-upgrade.ts';
 import type { AgentPackage, Packages } from '../agent-packages/index.ts';
-import type { Cluster } from '../cluster/owners.ts';
-import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
+import type { Cluster } from '../cluster/index.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
-import type { LastUpgrade } from '../presence/agent-installation.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Machine, State } from '../state/in-memory-state.ts';
-import { stagingRequests } from './send-package.ts';
+import type { LastUpgrade } from '../presence/installation-report.ts';
+import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
+import type { Machine, State } from '../state/index.ts';
+import { stagingRequests } from './staging-messages.ts';
 import type { UpgradeRecords } from './upgrade-records.ts';
 import type { Member, Upgrade } from './upgrade-tables.ts';
 

@@ -4,10 +4,10 @@ import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Events } from '../event-log.ts';
+import { notFound } from '../find-or-not-found.ts';
 import { type History, type HistoryTransaction, textIn } from '../history/history-database.ts';
 import { allOf, reachableOnly } from '../list-pages-and-filters.ts';
-import { notFound } from '../not-found.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { State } from '../state/index.ts';
 import {
   type Member,
   memberColumns,

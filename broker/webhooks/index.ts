@@ -3,11 +3,11 @@
 import type { Logger } from '../../shared/logger.ts';
 import { DeliveryQueue, type QueueParts, type RetrySettings } from '../deliveries/delivery-queue.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
-import type { State, Webhook } from '../state/in-memory-state.ts';
-import { Subscriptions } from './subscriptions.ts';
+import type { State, Webhook } from '../state/index.ts';
+import { Subscriptions } from './deliver-to-webhooks.ts';
 import { WebhookHandlers } from './webhook-handlers.ts';
 
 export type Webhooks = ReturnType<typeof createWebhooks>;

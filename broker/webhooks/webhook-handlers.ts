@@ -7,19 +7,19 @@ import { webhooks as routes } from '../../shared/api/webhooks.ts';
 import { iso } from '../../shared/clock.ts';
 import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import { assertUrl } from '../deliveries/address-guard.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
 import { deliveryRows, type EventKind } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
-import type { RightsOf } from '../deliveries/rights-of-owner-key.ts';
-import { testMessage } from '../deliveries/signature.ts';
+import type { RightsOf } from '../deliveries/key-rights-types.ts';
+import { testMessage } from '../deliveries/signed-headers.ts';
 import { readableOnly } from '../event-log.ts';
+import { found } from '../find-or-not-found.ts';
 import type { History } from '../history/history-database.ts';
 import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
-import { found } from '../not-found.ts';
-import type { Declared, State, StateTransaction, Webhook } from '../state/in-memory-state.ts';
-import type { Subscriptions } from './subscriptions.ts';
+import type { Declared, State, StateTransaction, Webhook } from '../state/index.ts';
+import type { Subscriptions } from './deliver-to-webhooks.ts';
 
 interface HandlerParts extends Deliveries {
   state: State;

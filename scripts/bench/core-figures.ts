@@ -5,7 +5,7 @@ import { mkdtempSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
-import { loadIdentity } from '../../agent/identity.ts';
+import { loadIdentity } from '../../agent/join-or-load-identity.ts';
 import { at, bench, cost, program, startFarhand, timed } from './start-and-measure-programs.ts';
 
 const ms = (value: number): string => value.toFixed(2).padStart(8);

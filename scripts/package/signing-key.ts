@@ -4,8 +4,6 @@ import { createPrivateKey, createPublicKey, generateKeyPairSync, type KeyObject 
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { password } from '@clack/prompts';
 import * as z from 'zod';
-import { StartError } from '../../shared/errors.ts';
-import { rawPublicKey } from '../../shared/identity-proof.ts';
 import {
   fingerprintOf,
   type KeyChange,
@@ -14,7 +12,9 @@ import {
   signatureFileSchema,
   signKeyChange,
   signPackage,
-} from '../../shared/package-signature.ts';
+} from '../../shared/agent-package-signature.ts';
+import { StartError } from '../../shared/errors.ts';
+import { rawPublicKey } from '../../shared/identity-proof.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
 
 export interface Signer {

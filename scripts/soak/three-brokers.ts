@@ -80,7 +80,7 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
       ? undefined
       : await FleetOfAgents.start({
           ...{ brokers: addresses, agents: simulated, processes, dialsAtOnce, joinToken: token },
-          hasNormalPriority: true,
+          niceness: process.getuid?.() === 0 ? -10 : 0,
         });
   return {
     ...{ postgres, brokers, proxy, fleet, key, real: rows.map(({ id }) => String(id)) },

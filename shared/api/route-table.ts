@@ -1,5 +1,6 @@
 // The table of all REST routes. The broker's router, the OpenAPI document, the SDK and the CLI verbs are made from it.
 import type * as z from 'zod';
+import { packages } from './agent-packages.ts';
 import { alertChannels } from './alert-channels.ts';
 import { alertRules, alerts } from './alerts.ts';
 import { audit } from './audit.ts';
@@ -16,14 +17,13 @@ import { live } from './live.ts';
 import { logins } from './logins.ts';
 import { machines } from './machines.ts';
 import { maintenanceWindows } from './maintenance-windows.ts';
-import { packages } from './packages.ts';
 import type { Route, Scope } from './route.ts';
 import { savedCommands } from './saved-commands.ts';
 import { schedules } from './schedules.ts';
-import { sessions } from './sessions.ts';
 import type { KeyId, LoginId, MachineId } from './shared-schemas.ts';
 import { tags } from './tags-in-use.ts';
 import { terminal } from './terminal.ts';
+import { sessions } from './terminal-sessions.ts';
 import { upgrades } from './upgrades.ts';
 import { webhooks } from './webhooks.ts';
 

@@ -2,8 +2,8 @@
 import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { socket } from './define-route.ts';
-import { cols, rows, type sessionStatuses } from './sessions.ts';
 import { text } from './shared-schemas.ts';
+import { cols, rows, type sessionStatuses } from './terminal-sessions.ts';
 
 export const maxMessageBytes = 1024 * 1024;
 

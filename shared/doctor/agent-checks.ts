@@ -4,12 +4,11 @@ import { clockFault } from '../certificate-clock-error.ts';
 import { StartError } from '../errors.ts';
 import { identityFile, readIdentity } from '../read-agent-identity.ts';
 import { hostPort } from '../read-settings.ts';
-import { clean } from '../sanitize-text.ts';
-import { runsSystemd, type State, stateOf } from '../systemd/control.ts';
 import { dataOf, unitOf } from '../systemd/install.ts';
-import { type Finding, fail, ok, reason, warn } from './check-result.ts';
+import { type Finding, fail, ok, reason } from './check-result.ts';
 import { examineDirectory } from './directory-checks.ts';
 import { reachBroker } from './reachable-port.ts';
+import { unitState } from './service-check.ts';
 
 /**
  * Checks the data directory of an agent. If the directory is usable, also checks the identity, the connection to each
@@ -66,31 +65,4 @@ async function reached(broker: string, ca: string): Promise<Finding> {
       ? fail('clock', fault, 'timedatectl set-ntp true, or set the clock by hand')
       : fail('broker', `${broker}: ${why}`, mend);
   }
-}
-
-/**
- * Checks the state of a Farhand service in systemd. Returns no finding on a machine without systemd. `refused`: the
- * reason in the finding if the service ended with exit code 78 (bad configuration).
- */
-export async function unitState(name: string, refused: string): Promise<Finding[]> {
-  if (!runsSystemd()) return [];
-  const state = await stateOf(name).catch(() => undefined);
-  if (!state)
-    return [warn('service', 'systemctl does not answer', `run systemctl status ${name} to see why`)];
-  return [ofUnit(name, state, refused)];
-}
-
-type UnitState = Pick<State, 'installed' | 'active' | 'status' | 'exitStatus' | 'result'>;
-
-export function ofUnit(
-  name: string,
-  { installed, active, status, exitStatus, result }: UnitState,
-  refused: string,
-): Finding {
-  if (!installed) return warn('service', `${name} is not installed`, `${name} install`);
-  const isActive = active === 'active';
-  const why = isActive ? '' : ` (${exitStatus === 78 ? refused : result})`;
-  // The status is last, because it can end with a command to copy.
-  const what = clean([`${name} is ${active}${why}`, status].filter(Boolean).join(': '));
-  return isActive ? ok('service', what) : fail('service', what, `see journalctl -u ${name} -n 50`);
 }

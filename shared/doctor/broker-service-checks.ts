@@ -2,8 +2,8 @@
 // the broker's state may be in a database that was not checked.
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { unitState } from './agent-checks.ts';
 import { type Finding, warn } from './check-result.ts';
+import { unitState } from './service-check.ts';
 
 const name = 'farhand-broker';
 

@@ -1,6 +1,6 @@
 // Builds the HTTP request of a call: URL, headers and body from the input that its route describes.
 import type { Route } from '../api/route.ts';
-import type { FarhandError } from './error.ts';
+import type { FarhandError } from './errors-and-envelopes.ts';
 
 /** The address of one broker, the API key for it, and the functions that send requests to it. */
 export interface Connection {

@@ -2,7 +2,7 @@
 import { backoff } from '../backoff.ts';
 import { monotonic, sleep } from '../clock.ts';
 import type { ReceivedEvent } from './call-types.ts';
-import { FarhandError, noAnswer } from './error.ts';
+import { FarhandError, noAnswer } from './errors-and-envelopes.ts';
 import { chunksOf, eventsOf } from './parse-lines-and-sse.ts';
 import { isTransient } from './send.ts';
 

@@ -4,7 +4,7 @@ import type { Route } from '../api/route.ts';
 import { allRoutes } from '../api/route-table.ts';
 import { type Attached, type Connection, prepare, socketUrl } from './build-request.ts';
 import type { CallSettings, ListResult, Namespaces } from './call-types.ts';
-import { envelopeOf, failureOf } from './error.ts';
+import { envelopeOf, failureOf } from './errors-and-envelopes.ts';
 import { type FollowOptions, follow } from './follow-events.ts';
 import { allItems, lazy } from './iterable-result.ts';
 import { chunksOf, objectsOf } from './parse-lines-and-sse.ts';
@@ -20,7 +20,7 @@ export type {
   Stream,
   UploadContent,
 } from './call-types.ts';
-export { FarhandError } from './error.ts';
+export { FarhandError } from './errors-and-envelopes.ts';
 export type { Ending, Terminal, TerminalNote, TerminalSettings } from './terminal.ts';
 export { SignatureError, verifyWebhook, type WebhookDelivery, type WebhookEvent } from './webhook.ts';
 

@@ -2,7 +2,7 @@
 // page after page.
 /* oxlint-disable unicorn/no-thenable -- it is a promise */
 import type { ListResult } from './call-types.ts';
-import { propertyOf } from './error.ts';
+import { propertyOf } from './errors-and-envelopes.ts';
 
 /** Returns a promise whose request starts when it is awaited or iterated. Iterating yields the items of the answer. */
 export function lazy<T, Item>(

@@ -1,7 +1,7 @@
 // Sends an HTTP request, and retries it if a repeat is safe.
 import { sleep } from '../clock.ts';
 import type { Connection, Prepared } from './build-request.ts';
-import { FarhandError, failureOf, noAnswer, reasonOf } from './error.ts';
+import { FarhandError, failureOf, noAnswer, reasonOf } from './errors-and-envelopes.ts';
 
 /**
  * Upper limit of the random delay before a retry, in milliseconds. It is `firstCeiling` for the first retry, and

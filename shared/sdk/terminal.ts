@@ -2,7 +2,7 @@
 import { closeCodes } from '../api/close-codes.ts';
 import type { BrokerMessage, ClientMessage } from '../api/terminal.ts';
 import { sleep } from '../clock.ts';
-import { parsed, propertyOf } from './error.ts';
+import { parsed, propertyOf } from './errors-and-envelopes.ts';
 
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 

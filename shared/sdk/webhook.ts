@@ -1,6 +1,6 @@
 // Verifies the signature of a webhook delivery with WebCrypto, in Node, Deno, Workers and browsers.
 import { now } from '../clock.ts';
-import { parsed, propertyOf } from './error.ts';
+import { parsed, propertyOf } from './errors-and-envelopes.ts';
 
 export interface WebhookDelivery {
   /** The raw body. Do not parse and serialize it first, because that would change the signed bytes. */

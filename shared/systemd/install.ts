@@ -6,7 +6,7 @@ import { monotonic, now, sleep } from '../clock.ts';
 import { writeDurably } from '../durable-file.ts';
 import { StartError } from '../errors.ts';
 import * as layout from '../paths-in-checkout-or-package.ts';
-import { type FileContent, readRegularFile } from '../regular-file.ts';
+import { type FileContent, readRegularFile } from '../read-regular-file.ts';
 import {
   complaints,
   lastLines,

@@ -6,10 +6,11 @@ import { join } from 'node:path';
 import { text as read } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
 import { doctor } from '../../agent/doctor.ts';
-import { loadIdentity } from '../../agent/identity.ts';
+import { loadIdentity } from '../../agent/join-or-load-identity.ts';
 import { unusedBroker } from '../../agent/systemd-service.ts';
 import { setClock } from '../../shared/clock.ts';
-import { joinAdvice, ofUnit } from '../../shared/doctor/agent-checks.ts';
+import { joinAdvice } from '../../shared/doctor/agent-checks.ts';
+import { ofUnit } from '../../shared/doctor/service-check.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 

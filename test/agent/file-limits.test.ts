@@ -13,7 +13,7 @@ import {
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
 import { fromText } from '../../agent/files/confine/parse-request-path.ts';
-import { Confinement } from '../../agent/files/confine/resolve.ts';
+import { Confinement } from '../../agent/files/confine/resolve-inside-roots.ts';
 import { walk } from '../../agent/files/confine/walk-tree.ts';
 import type { Files } from '../../agent/files/index.ts';
 import { longestSilence } from '../../agent/files/search/index.ts';

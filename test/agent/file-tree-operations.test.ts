@@ -31,7 +31,7 @@ import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
 import { fromText } from '../../agent/files/confine/parse-request-path.ts';
-import { Confinement, type Directory } from '../../agent/files/confine/resolve.ts';
+import { Confinement, type Directory } from '../../agent/files/confine/resolve-inside-roots.ts';
 import { type Step, type WalkOptions, walk } from '../../agent/files/confine/walk-tree.ts';
 import { createFiles, type Files } from '../../agent/files/index.ts';
 import type { ChangeFileRequest__Output } from '../../proto/types/farhand/agent/v1/ChangeFileRequest.ts';

@@ -29,7 +29,7 @@ import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEve
 import type { ProcessExit } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { AgentCall } from '../../shared/agent-rpcs.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { waitFor } from '../wait-for.ts';
 import { alive, specOf, writeAgentProgram } from './process-calls.ts';

@@ -7,7 +7,7 @@ import { readdir, readFile, readlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { loadPtyMaker, Pty } from '../../agent/processes/terminals/pty.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { needs } from '../skip-without-programs.ts';
 import { call, sh, startBench, type Viewer } from '../terminals-fixture.ts';

@@ -22,8 +22,8 @@ import { takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-re
 import { faultOfRestored } from '../../agent/upgrade/root-unit/try-version.ts';
 import { trustKey } from '../../agent/upgrade/trusted-key.ts';
 import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
+import { fingerprintOf, signKeyChange } from '../../shared/agent-package-signature.ts';
 import { methods } from '../../shared/agent-rpcs.ts';
-import { fingerprintOf, signKeyChange } from '../../shared/package-signature.ts';
 import { readSettings } from '../../shared/read-settings.ts';
 import { version } from '../../shared/version.ts';
 import { atEnd } from '../close-after-tests.ts';

@@ -6,7 +6,7 @@ import { expect, test } from 'vitest';
 import type { AnswerStream } from '../../agent/link/dial.ts';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import { frameOf } from '../../shared/agent-rpcs.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import {
   connectScripted,
   joinScripted,

@@ -37,7 +37,7 @@ test('a process that cannot open more files goes on without its memory usage', a
   const said = await printed(`
     import { openSync } from 'node:fs';
     import { setTimeout } from 'node:timers/promises';
-    import { collectAtRest, residentBytes } from ${shared('start-garbage-collection.ts')};
+    import { collectAtRest, residentBytes } from ${shared('v8-garbage-collection.ts')};
     collectAtRest(10);
     await setTimeout(1);
     try { for (;;) openSync('/dev/null'); } catch {}

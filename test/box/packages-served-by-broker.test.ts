@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { installLineFor } from '../../broker/agent-packages/install.ts';
+import { installLineFor } from '../../broker/agent-packages/install-line-and-script.ts';
 import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 

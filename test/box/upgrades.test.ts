@@ -4,7 +4,7 @@ import { execFileSync } from 'node:child_process';
 import { cpSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
-import { fingerprintOf, signKeyChange } from '../../shared/package-signature.ts';
+import { fingerprintOf, signKeyChange } from '../../shared/agent-package-signature.ts';
 import { version } from '../../shared/version.ts';
 import { shared as onePerFile } from '../close-after-tests.ts';
 import { makeSigner, type SignedUpgrade } from '../sign-packages.ts';

@@ -8,7 +8,7 @@ import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
 import type { LastUpgrade__Output } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { callKey, fromWire, linkService, methods, sendFrames } from '../../shared/agent-rpcs.ts';
-import { newId, newSecret } from '../../shared/ids.ts';
+import { newId, newSecret } from '../../shared/ids-and-secrets.ts';
 import { joinTokenText } from '../../shared/join-token.ts';
 import { atEnd } from '../close-after-tests.ts';
 import { firstMessageFor, type SignedUpgrade } from '../sign-packages.ts';

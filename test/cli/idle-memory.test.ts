@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
 
 const clock = join(import.meta.dirname, '../../shared/clock.ts');
-const heap = join(import.meta.dirname, '../../shared/start-garbage-collection.ts');
+const heap = join(import.meta.dirname, '../../shared/v8-garbage-collection.ts');
 
 /** Starts a process that has 100 MiB of garbage. Returns its resident MiB before and after it runs `meanwhile`. */
 async function rush(meanwhile: string): Promise<{ full: number; after: number }> {

@@ -10,7 +10,7 @@ import { text } from 'node:stream/consumers';
 import { createServer as createTlsServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { z } from 'zod';
-import { loadIdentity } from '../../agent/identity.ts';
+import { loadIdentity } from '../../agent/join-or-load-identity.ts';
 import { agentSettings } from '../../agent/settings-schema.ts';
 import { loadAuthority } from '../../broker/ca-and-broker-certificates.ts';
 import { brokerSettings } from '../../broker/settings-schema.ts';

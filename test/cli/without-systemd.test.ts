@@ -6,7 +6,7 @@ import { describe, expect, test } from 'vitest';
 import { agentSettings } from '../../agent/settings-schema.ts';
 import { examineUpgrades } from '../../agent/upgrade/doctor-checks.ts';
 import { upgradePaths } from '../../agent/upgrade/files-shared-with-root.ts';
-import { scriptFor } from '../../broker/agent-packages/install.ts';
+import { scriptFor } from '../../broker/agent-packages/install-line-and-script.ts';
 import { joinTokenText } from '../../shared/join-token.ts';
 import { readSettings } from '../../shared/read-settings.ts';
 import { shippedProgram } from '../bundled-programs.ts';

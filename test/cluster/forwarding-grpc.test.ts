@@ -5,7 +5,7 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { expect, test } from 'vitest';
-import { leaseMs } from '../../broker/cluster/broker-and-owner-tables.ts';
+import { leaseMs } from '../../broker/cluster/cluster-tables.ts';
 import { shared } from '../close-after-tests.ts';
 import { all, hearing, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
 import { temporaryFolder } from '../start-farhand.ts';

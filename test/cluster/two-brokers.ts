@@ -1,6 +1,6 @@
 // Starts two brokers with the same keys and authority: `front` gets the requests, and `owner` has the machines.
 import { cpSync } from 'node:fs';
-import type { Owners } from '../../broker/cluster/peers/owner-lookup.ts';
+import type { Owners } from '../../broker/cluster/peers/owner-interfaces.ts';
 import type { Tuning } from '../../broker/start/index.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { atEnd } from '../close-after-tests.ts';

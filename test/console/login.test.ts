@@ -1,6 +1,6 @@
 // Login to the console with a key and with a link. The browser stores neither of them afterwards.
 import { expect } from 'vitest';
-import { withSocket } from '../../broker/cli/call-local-broker.ts';
+import { withSocket } from '../../broker/cli/call-or-start-local-broker.ts';
 import { shared } from '../close-after-tests.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { browserTest, logIn, newLogin, newWindow, oneMachine, startWithConsole } from './browser.ts';

@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
-import { withSocket } from '../../broker/cli/call-local-broker.ts';
+import { withSocket } from '../../broker/cli/call-or-start-local-broker.ts';
 import { Farhand, type FarhandError } from '../../shared/sdk/index.ts';
 import { shippedProgram } from '../bundled-programs.ts';
 import { onOtherDisk } from '../find-file-systems.ts';

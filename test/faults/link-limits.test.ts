@@ -8,7 +8,7 @@ import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
 import { brokerSettings } from '../../broker/settings-schema.ts';
 import { startBroker } from '../../broker/start/index.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import { readSettings } from '../../shared/read-settings.ts';
 import { connectScripted, joinScripted, scriptedMachine } from '../scripted-agent.ts';
 import { quiet, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';

@@ -3,7 +3,7 @@
 import { cpSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { withSocket } from '../../broker/cli/call-local-broker.ts';
+import { withSocket } from '../../broker/cli/call-or-start-local-broker.ts';
 import { now } from '../../shared/clock.ts';
 import { gate, nextCall, reporting } from '../commands-fixture.ts';
 import { minutes, type Run, systemAt } from '../schedules-fixture.ts';

@@ -3,7 +3,7 @@
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { withSocket } from '../../broker/cli/call-local-broker.ts';
+import { withSocket } from '../../broker/cli/call-or-start-local-broker.ts';
 import { now, sleep } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { leapingClock, nextCall, reporting, soon } from '../commands-fixture.ts';

@@ -4,7 +4,7 @@ import { execFileSync } from 'node:child_process';
 import { closeSync, openSync, readFileSync, rmSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { type Machine, openState } from '../../broker/state/in-memory-state.ts';
+import { type Machine, openState } from '../../broker/state/index.ts';
 import type { JoinTokenId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { StartError } from '../../shared/errors.ts';
 import { temporaryFolder } from '../start-farhand.ts';

@@ -20,12 +20,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { Events } from '../../broker/event-log.ts';
 import type { OutboxEntry } from '../../broker/history/history-database.ts';
 import { openHistory } from '../../broker/history/open-sqlite-file.ts';
-import {
-  type Machine,
-  openState,
-  type State,
-  type StateTransaction,
-} from '../../broker/state/in-memory-state.ts';
+import { type Machine, openState, type State, type StateTransaction } from '../../broker/state/index.ts';
 import type { JoinTokenId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { setClock } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { expect, onTestFinished, test } from 'vitest';
-import { loadIdentity } from '../../agent/identity.ts';
+import { loadIdentity } from '../../agent/join-or-load-identity.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 import { startBrokerProgram } from './broker-program.ts';

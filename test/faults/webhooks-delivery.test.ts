@@ -10,7 +10,7 @@ import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { loadIdentity } from '../../agent/identity.ts';
+import { loadIdentity } from '../../agent/join-or-load-identity.ts';
 import { loadAuthority } from '../../broker/ca-and-broker-certificates.ts';
 import type { EventType } from '../../shared/api/events.ts';
 import { fakeClock } from '../fake-clock.ts';

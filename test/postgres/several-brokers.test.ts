@@ -6,7 +6,7 @@ import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { enrollWith } from '../../agent/link/dial.ts';
-import { expiring, pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
+import { expiring, pruning } from '../../broker/cluster/cluster-tables.ts';
 import { commitLock } from '../../broker/history/postgres-write-connection.ts';
 import { parseJoinToken } from '../../shared/join-token.ts';
 import { Farhand } from '../../shared/sdk/index.ts';

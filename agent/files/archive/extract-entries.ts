@@ -15,7 +15,7 @@ import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import type { Journal } from '../atomic/temporary-files-journal.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf, toText } from '../confine/parse-request-path.ts';
-import type { Tree, TreeDirectory } from './destination-tree.ts';
+import type { Tree, TreeDirectory } from './destination-directories.ts';
 
 /** A file of at most this number of bytes is read into memory first, and written while the next files are read. */
 const smallBytes = 256 * 1024;

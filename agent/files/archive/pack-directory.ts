@@ -11,7 +11,7 @@ import { hasChanged, openFileContents } from '../confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from '../confine/parse-request-path.ts';
 import { type Step, walk } from '../confine/walk-tree.ts';
 import { describe } from '../file-description.ts';
-import type { Disk, Operation } from '../operations-to-handlers.ts';
+import type { Disk, Operation } from '../handler-adapters.ts';
 import type { Users } from '../users-groups.ts';
 
 const chunkBytes = 256 * 1024;

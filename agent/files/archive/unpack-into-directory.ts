@@ -9,11 +9,11 @@ import { place } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { fault, type Target } from '../confine/parse-request-path.ts';
-import type { PathEntry } from '../confine/resolve.ts';
+import type { PathEntry } from '../confine/resolve-inside-roots.ts';
 import { describe } from '../file-description.ts';
-import type { Disk } from '../operations-to-handlers.ts';
+import type { Disk } from '../handler-adapters.ts';
 import type { Upload } from '../upload-messages.ts';
-import { Tree } from './destination-tree.ts';
+import { Tree } from './destination-directories.ts';
 import { Extractor } from './extract-entries.ts';
 
 interface Job {

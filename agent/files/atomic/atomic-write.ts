@@ -2,7 +2,7 @@
 import { isErrno } from '../../../shared/errors.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, fault } from '../confine/parse-request-path.ts';
-import type { PathEntry } from '../confine/resolve.ts';
+import type { PathEntry } from '../confine/resolve-inside-roots.ts';
 import { place } from './rename-into-place.ts';
 import type { Journal, TemporaryName } from './temporary-files-journal.ts';
 

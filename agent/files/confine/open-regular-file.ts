@@ -4,7 +4,7 @@ import type { Boundary } from './boundary.ts';
 import * as fs from './confined-fs.ts';
 import { holdsMemory } from './kernel-file-systems.ts';
 import { fault, type Target } from './parse-request-path.ts';
-import type { Confinement } from './resolve.ts';
+import type { Confinement } from './resolve-inside-roots.ts';
 import type { Step } from './walk-tree.ts';
 
 /** An open file, which the caller closes. */

@@ -3,7 +3,7 @@
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { Backpressure } from '../../../shared/output-backpressure.ts';
-import type { Wake } from '../../../shared/wake.ts';
+import type { Wake } from '../../../shared/wait-for-change.ts';
 
 interface Block {
   start: number;

@@ -12,7 +12,7 @@ import type { AgentSettings } from '../../settings-schema.ts';
 import { type UpgradePaths, type UpgradeResult, upgradePaths } from '../files-shared-with-root.ts';
 import { pinKey } from '../trusted-key.ts';
 import { DebianPackage } from './debian-installer.ts';
-import type { Installer } from './package-installer.ts';
+import type { Installer } from './package-installer-interface.ts';
 import { dropRequest, takeRequest, verifiedCopy } from './take-request.ts';
 import { TarVersions } from './tar-installer.ts';
 import { faultOfNewVersion, faultOfRestored } from './try-version.ts';

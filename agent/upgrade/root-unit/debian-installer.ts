@@ -7,7 +7,7 @@ import { monotonic, sleep } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { must, run } from '../../../shared/systemd/control.ts';
 import type { UpgradePaths } from '../files-shared-with-root.ts';
-import type { Installer, VersionNames } from './package-installer.ts';
+import type { Installer, VersionNames } from './package-installer-interface.ts';
 import { assertRuns } from './try-version.ts';
 
 const name = 'farhand-agent';

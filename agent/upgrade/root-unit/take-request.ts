@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto';
 import { constants, existsSync } from 'node:fs';
 import { open, rename, rm } from 'node:fs/promises';
 import { isErrno, StartError } from '../../../shared/errors.ts';
-import { readRegularJson } from '../../../shared/regular-file.ts';
+import { readRegularJson } from '../../../shared/read-regular-file.ts';
 import { must } from '../../../shared/systemd/control.ts';
 import type { AgentSettings } from '../../settings-schema.ts';
 import { fitFault, signerFault } from '../accept-and-receive-package.ts';

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { syncDirectory } from '../../../shared/durable-file.ts';
 import { must } from '../../../shared/systemd/control.ts';
 import type { UpgradePaths } from '../files-shared-with-root.ts';
-import type { Installer, VersionNames } from './package-installer.ts';
+import type { Installer, VersionNames } from './package-installer-interface.ts';
 import { assertRuns } from './try-version.ts';
 
 const place = '/opt/farhand-agent';

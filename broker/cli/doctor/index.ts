@@ -13,7 +13,7 @@ import { words } from '../../../shared/read-settings.ts';
 import { type Where, where } from '../connect-to-broker.ts';
 import { type Common, localVerb } from '../declare-verb.ts';
 import { cleanLines, print, table } from '../print.ts';
-import { examineBroker } from './broker-checks.ts';
+import { examineBroker } from './network-and-key-checks.ts';
 
 type DoctorOptions = Common & { agentDataDir?: string; broker?: string };
 

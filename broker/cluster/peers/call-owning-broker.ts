@@ -5,10 +5,10 @@ import { type CallOptions, drained, fileWriterService } from '../../../shared/ag
 import type { Caller } from '../../../shared/api/route-table.ts';
 import { eventsOf } from '../../../shared/sdk/parse-lines-and-sse.ts';
 import { errorOf } from '../../grpc-api/forward-call-to-owner.ts';
-import { type Clients, machineHeader, type PeerCalls } from './forward-grpc-to-peer.ts';
 import { unanswered } from './forward-http-to-peer.ts';
 import { clientOf } from './forwarded-client-header.ts';
-import type { FileWriter, OtherBrokers, Owners, Peer } from './owner-lookup.ts';
+import { type Clients, machineHeader, type PeerCalls } from './grpc-calls-to-peers.ts';
+import type { FileWriter, OtherBrokers, Owners, Peer } from './owner-interfaces.ts';
 
 export function createOtherBrokers(owners: Owners, { http, grpc }: Clients): OtherBrokers {
   return {

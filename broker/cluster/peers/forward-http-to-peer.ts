@@ -11,12 +11,12 @@ import { after } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { LogLimiter } from '../../../shared/log-limiter.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import { countTransferred } from '../../../shared/start-garbage-collection.ts';
+import { countTransferred } from '../../../shared/v8-garbage-collection.ts';
 import { type PeerLeaf, peerName } from '../../ca-and-broker-certificates.ts';
-import { leaseMs } from '../broker-and-owner-tables.ts';
+import { leaseMs } from '../cluster-tables.ts';
 import { hasDatabasePath } from '../hand-over-when-cut-off.ts';
 import { clientHeader, clientOf, type DescribedClient, describeClient } from './forwarded-client-header.ts';
-import type { Owners, Peer } from './owner-lookup.ts';
+import type { Owners, Peer } from './owner-interfaces.ts';
 
 /** A request to be forwarded, and the parts of it that this broker has read already. */
 export interface Forwarded {

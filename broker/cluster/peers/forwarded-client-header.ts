@@ -7,8 +7,8 @@ import { AppError } from '../../../shared/errors.ts';
 import { databaseUnavailable } from '../../history/group-commit.ts';
 import { currentKey, localKey } from '../../keys/rights.ts';
 import type { Client } from '../../request-checks/authenticate.ts';
-import type { State } from '../../state/in-memory-state.ts';
-import type { Cluster } from '../owners.ts';
+import type { State } from '../../state/index.ts';
+import type { Cluster } from '../index.ts';
 
 export const clientHeader = 'x-farhand-client';
 

@@ -6,10 +6,10 @@ import type { IdNoun, MachineId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Lookups } from '../../request-checks/authorize.ts';
 import type { FoundId } from '../../request-checks/parse-api-request.ts';
-import type { State } from '../../state/in-memory-state.ts';
-import type { Clients, PeerCall } from './forward-grpc-to-peer.ts';
+import type { State } from '../../state/index.ts';
 import type { Forwarded } from './forward-http-to-peer.ts';
-import type { Owners, Peer } from './owner-lookup.ts';
+import type { Clients, PeerCall } from './grpc-calls-to-peers.ts';
+import type { Owners, Peer } from './owner-interfaces.ts';
 
 export type { Forwarded, PeerCall };
 

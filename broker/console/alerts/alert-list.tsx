@@ -5,9 +5,9 @@ import { may } from '../login-state.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { Button } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';
-import { FormDialog } from '../parts/form-dialog.tsx';
-import { actions, type Column, List, twoLines } from '../parts/paged-list.tsx';
+import { FormDialog } from '../parts/form-draft-and-dialog.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
+import { actions, type Column, List, twoLines } from '../parts/table-and-paged-list.tsx';
 import { to } from '../router.ts';
 
 export type Alert = Awaited<ReturnType<typeof client.alerts.list>>['items'][number];

@@ -1,7 +1,7 @@
 // The form of a channel: its service and address, and the other fields that the service needs.
 import { client } from '../api-client.ts';
 import { SelectField, TextField } from '../parts/form.tsx';
-import { type Editing, FormDialog, useDraft } from '../parts/form-dialog.tsx';
+import { type Editing, FormDialog, useDraft } from '../parts/form-draft-and-dialog.tsx';
 
 export type Channel = Awaited<ReturnType<typeof client.alertChannels.get>>;
 type Type = Channel['type'];

@@ -6,8 +6,8 @@ import { NewButton } from '../parts/action-buttons.tsx';
 import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
-import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { OnOff } from '../parts/small-components.tsx';
+import { type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { go, to } from '../router.ts';
 import { type Channel, ChannelForm, services } from './channel-form.tsx';
 

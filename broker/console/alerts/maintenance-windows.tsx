@@ -1,21 +1,22 @@
 // Maintenance windows, in which alerts are held back: a list, and the form of a new one.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { durationText, fullTime } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
-import { fromLimited, LimitsFields, limitsText, toLimited } from '../machines/limits-fields.tsx';
+import { fromLimited, LimitsFields, limitsText, toLimited } from '../machines/machine-restriction.tsx';
 import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { IconButton } from '../parts/button.tsx';
 import { SelectField, TextField } from '../parts/form.tsx';
-import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
+import { FormDialog, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
-import { actions, type Column, List, LongList, twoLines } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';
+import { actions, type Column, List, LongList, twoLines } from '../parts/table-and-paged-list.tsx';
 import { place, setQuery } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
 import { browserTimeZone, timeZoneOptions } from '../schedules/time-zones.ts';
-import { clock, durationText, fullTime, hourMs } from '../time.ts';
+import { clock, hourMs } from '../timers.ts';
 
 export type Window = Awaited<ReturnType<typeof client.maintenanceWindows.get>>;
 

@@ -1,7 +1,7 @@
 // An alert rule while it is edited, and how it is saved.
 import { client } from '../api-client.ts';
-import { fromLimited, type Limits, toLimited } from '../machines/limits-fields.tsx';
-import { dayMs, minuteMs } from '../time.ts';
+import { fromLimited, type Limits, toLimited } from '../machines/machine-restriction.tsx';
+import { dayMs, minuteMs } from '../timers.ts';
 import { isExpiring, isMeasured, type Kind, type Rule } from './rule-texts.ts';
 
 export interface Draft {

@@ -1,12 +1,13 @@
 // The form of an alert rule: its condition, its machines, and the channels that get its alerts.
 import { client } from '../api-client.ts';
+import { durationText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
-import { LimitsFields } from '../machines/limits-fields.tsx';
+import { LimitsFields } from '../machines/machine-restriction.tsx';
 import { CheckField, CheckFields, SelectField, TextField } from '../parts/form.tsx';
-import { type Editing, FormDialog, useDraft } from '../parts/form-dialog.tsx';
+import { type Editing, FormDialog, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
-import { dayMs, durationText, minuteMs } from '../time.ts';
+import { dayMs, minuteMs } from '../timers.ts';
 import { type Draft, draftOf, saveRule } from './rule-draft.ts';
 import { RulePreview } from './rule-preview.tsx';
 import { isExpiring, isMeasured, kinds, type Rule } from './rule-texts.ts';

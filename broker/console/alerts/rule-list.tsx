@@ -2,13 +2,13 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-state.ts';
-import { limitsText } from '../machines/limits-fields.tsx';
+import { limitsText } from '../machines/machine-restriction.tsx';
 import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
-import { actions, type Column, List, LongList, twoLines } from '../parts/paged-list.tsx';
 import { OnOff } from '../parts/small-components.tsx';
+import { actions, type Column, List, LongList, twoLines } from '../parts/table-and-paged-list.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { RuleForm } from './rule-form.tsx';
 import { isExpiring, type Rule, ruleText } from './rule-texts.ts';

@@ -1,7 +1,7 @@
 // A test of an alert rule before it is saved: the machines for which its condition holds now.
 import { percentUsed } from '../../../shared/percent-used.ts';
 import { client } from '../api-client.ts';
-import { tagsOf } from '../machines/limits-fields.tsx';
+import { tagsOf } from '../machines/machine-restriction.tsx';
 import { useData } from '../parts/use-data.ts';
 import type { Draft } from './rule-draft.ts';
 import { unitOf } from './rule-texts.ts';

@@ -1,6 +1,6 @@
 // Alert rules in words: what each kind watches, and a sentence for one rule.
 import type { client } from '../api-client.ts';
-import { durationText } from '../time.ts';
+import { durationText } from '../format-times-and-sizes.ts';
 
 export type Rule = Awaited<ReturnType<typeof client.alertRules.get>>;
 export type Kind = Rule['kind'];

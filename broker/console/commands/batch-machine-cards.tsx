@@ -1,10 +1,11 @@
 // The machines of a batch as cards, each with the last output of its command. One stream updates all cards.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { type client, FarhandError, streams } from '../api-client.ts';
+import { durationText } from '../format-times-and-sizes.ts';
 import { nameOf } from '../machines/names.tsx';
 import { More, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
-import { after, clock, durationText, soon } from '../time.ts';
+import { after, clock, soon } from '../timers.ts';
 import { outcome } from './command-list.tsx';
 import { Output, OutputText } from './output-text.tsx';
 import { reasonText } from './reason-text.ts';

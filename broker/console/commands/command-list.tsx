@@ -1,10 +1,10 @@
 // A list of commands, used on the page of commands and on the page of a machine.
 import type { client } from '../api-client.ts';
+import { durationText } from '../format-times-and-sizes.ts';
 import { MachineLink } from '../machines/names.tsx';
-import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
+import { type Column, List } from '../parts/table-and-paged-list.tsx';
 import { choiceIn, to } from '../router.ts';
-import { durationText } from '../time.ts';
 import { quoted } from './argv-text.ts';
 
 export type CommandRecord = Awaited<ReturnType<typeof client.commands.get>>;

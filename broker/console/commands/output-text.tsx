@@ -1,7 +1,7 @@
 // The output of a command as text, updated while it arrives. Both streams are in one list, in the order of their
 // arrival.
 import { client, FarhandError } from '../api-client.ts';
-import { soon } from '../time.ts';
+import { soon } from '../timers.ts';
 
 interface OutputPart {
   id: number;

@@ -1,11 +1,11 @@
 // The form of a saved command. Each {{name}} in its line gets fields for the parameter of that name.
 import { client } from '../api-client.ts';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
-import { type Editing, editing, useDraft } from '../parts/form-dialog.tsx';
+import { type Editing, editing, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { go, to } from '../router.ts';
-import { secondMs } from '../time.ts';
+import { secondMs } from '../timers.ts';
 import { argvOf, argvText } from './argv-text.ts';
-import type { Parameter, SavedCommand } from './saved-command-texts.ts';
+import type { Parameter, SavedCommand } from './saved-command-model.ts';
 import { WhereFields } from './what-to-run-fields.tsx';
 
 const types = [

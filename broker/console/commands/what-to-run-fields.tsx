@@ -3,11 +3,11 @@ import type { ComponentChildren } from 'preact';
 import { client } from '../api-client.ts';
 import { may } from '../login-state.ts';
 import { SelectField, TextField } from '../parts/form.tsx';
-import { editing } from '../parts/form-dialog.tsx';
+import { editing } from '../parts/form-draft-and-dialog.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
-import { allowedText, type Parameter, type SavedCommand } from './saved-command-texts.ts';
+import { allowedText, type Parameter, type SavedCommand } from './saved-command-model.ts';
 
 /** What the user has entered in the form: a shell command, or a saved command and its values. */
 export interface WhatToRun {

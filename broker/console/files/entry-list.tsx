@@ -2,14 +2,15 @@
 // actions on them.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import type { client } from '../api-client.ts';
+import { bytesText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { Button, ButtonLink, IconButton } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
-import { actions, type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
-import { bytesText } from '../time.ts';
+import { actions, type Column, List } from '../parts/table-and-paged-list.tsx';
+import { TransferEntries } from './copy-or-move-dialog.tsx';
 import { type EntryActions, focusFirst, onEntryKey } from './entry-list-keys.ts';
 import { RemoveEntries, RenameEntry } from './file-dialogs.tsx';
 import {
@@ -22,7 +23,6 @@ import {
   nameToRead,
 } from './paths.ts';
 import { Permissions, wholeMode } from './permissions-dialog.tsx';
-import { TransferEntries } from './transfer-dialog.tsx';
 
 interface EntryListProps {
   machine: string;

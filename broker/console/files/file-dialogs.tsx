@@ -2,7 +2,7 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { TextField } from '../parts/form.tsx';
-import { FormDialog } from '../parts/form-dialog.tsx';
+import { FormDialog } from '../parts/form-draft-and-dialog.tsx';
 import { Confirm } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { type FileEntry, hasContent, joined, nameToRead, pathOf } from './paths.ts';

@@ -1,7 +1,7 @@
 // Permissions of entries: the bits as checkboxes and in octal, the owner and the group.
 import { client } from '../api-client.ts';
 import { TextField } from '../parts/form.tsx';
-import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
+import { FormDialog, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
 import { type FileEntry, isFolder, nameToRead, pathOf } from './paths.ts';
 

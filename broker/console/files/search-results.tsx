@@ -1,13 +1,14 @@
 // The results of a search below a folder. They are displayed while the search runs.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { bytesText } from '../format-times-and-sizes.ts';
 import { Button } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Placeholder } from '../parts/loading-failed-or-empty.tsx';
-import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
-import { bytesText, soon } from '../time.ts';
+import { type Column, List } from '../parts/table-and-paged-list.tsx';
+import { soon } from '../timers.ts';
 import { EntryName } from './entry-list.tsx';
 import { goToPath, isFolder, parentOf } from './paths.ts';
 

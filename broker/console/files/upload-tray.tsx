@@ -1,8 +1,9 @@
 // The tray of uploads at the bottom of the page: the progress of all uploads, and the reasons why uploads
 // failed.
+
+import { bytesText } from '../format-times-and-sizes.ts';
 import { Button, IconButton } from '../parts/button.tsx';
 import { close } from '../parts/icons.ts';
-import { bytesText } from '../time.ts';
 import { cancelUploads, dismissUploads, retryFailed, uploads } from './uploads.ts';
 
 export function UploadTray() {

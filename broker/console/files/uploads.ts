@@ -1,8 +1,8 @@
 // Uploads in the background: a queue of files with their progress. The uploads continue while other pages are open.
 import { signal } from '@preact/signals';
-import { failureOf } from '../../../shared/sdk/error.ts';
+import { failureOf } from '../../../shared/sdk/errors-and-envelopes.ts';
 import { consoleHeader, messageOf } from '../api-client.ts';
-import { soon } from '../time.ts';
+import { soon } from '../timers.ts';
 import { joined } from './paths.ts';
 
 export interface Upload {

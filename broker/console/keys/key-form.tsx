@@ -1,10 +1,10 @@
 // The form that creates or changes an API key: its name, its scopes, its machines, and when it expires.
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';
-import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/limits-fields.tsx';
+import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/machine-restriction.tsx';
 import { CheckFields, SelectField, TextField } from '../parts/form.tsx';
-import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
-import { dayMs, now } from '../time.ts';
+import { FormDialog, useDraft } from '../parts/form-draft-and-dialog.tsx';
+import { dayMs, now } from '../timers.ts';
 import { allScopes, scopeTexts } from './scopes.ts';
 
 export type Key = Awaited<ReturnType<typeof client.keys.list>>['items'][number];

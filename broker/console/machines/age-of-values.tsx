@@ -1,7 +1,9 @@
 // The age of a machine's values, in words.
+
+import { durationText } from '../format-times-and-sizes.ts';
 import { lost } from '../live-updates.ts';
 import { Ago } from '../parts/small-components.tsx';
-import { clock, durationText } from '../time.ts';
+import { clock } from '../timers.ts';
 import type { MachineRow } from './live-machine-list.ts';
 
 /** A machine's values count as old if it has sent nothing for this many milliseconds. Agents report every 15 s. */

@@ -2,11 +2,11 @@
 import { computed, signal } from '@preact/signals';
 import type { ComponentChildren } from 'preact';
 import { percentUsed } from '../../../shared/percent-used.ts';
+import { durationText } from '../format-times-and-sizes.ts';
 import { storedText, storeText } from '../local-storage.ts';
 import { Bar, Sparkline } from '../parts/bar-and-sparkline.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { mediaSignal } from '../theme.ts';
-import { durationText } from '../time.ts';
 import { LastSeen } from './age-of-values.tsx';
 import type { MachineRow } from './live-machine-list.ts';
 

@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { Button } from '../parts/button.tsx';
 import { CheckFields } from '../parts/form.tsx';
 import * as icons from '../parts/icons.ts';
-import { SearchField } from '../parts/search-field.tsx';
+import { SearchField } from '../parts/search-field-in-url.tsx';
 import { Choice, Dialog, Select } from '../parts/small-components.tsx';
 import { sayError } from '../parts/toasts.tsx';
 import { choiceIn, place, setQuery } from '../router.ts';

@@ -4,7 +4,7 @@ import { signal } from '@preact/signals';
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
-import { every, now, soon } from '../time.ts';
+import { every, now, soon } from '../timers.ts';
 
 type Statuses = Awaited<ReturnType<typeof client.machines.statuses>>;
 type Listed = Statuses['items'][number];

@@ -2,17 +2,17 @@
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { bytesText } from '../format-times-and-sizes.ts';
 import { Button } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
-import { type Column, List } from '../parts/paged-list.tsx';
-import { SearchField } from '../parts/search-field.tsx';
+import { SearchField } from '../parts/search-field-in-url.tsx';
 import { Ago, Card, Fact, More, useClick } from '../parts/small-components.tsx';
+import { type Column, List } from '../parts/table-and-paged-list.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { place } from '../router.ts';
-import { bytesText } from '../time.ts';
 
 type Inventory = Awaited<ReturnType<typeof client.inventory.get>>;
 

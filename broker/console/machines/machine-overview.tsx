@@ -2,6 +2,7 @@
 import { useEffect, useMemo } from 'preact/hooks';
 import { percentUsed } from '../../../shared/percent-used.ts';
 import { client } from '../api-client.ts';
+import { bytesText, durationText } from '../format-times-and-sizes.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { Bar } from '../parts/bar-and-sparkline.tsx';
 import { Chart } from '../parts/chart.tsx';
@@ -9,7 +10,7 @@ import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Ago, Card, Choice, Fact } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn } from '../router.ts';
-import { bytesText, durationText, every, hourMs, now } from '../time.ts';
+import { every, hourMs, now } from '../timers.ts';
 
 type Metrics = Awaited<ReturnType<typeof client.machines.metrics>>;
 export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;

@@ -4,9 +4,9 @@ import type { client } from '../api-client.ts';
 import { Field } from '../parts/form.tsx';
 import { State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
+import { Chips } from './machine-chips.tsx';
 import { learnNames, nameOf } from './names.tsx';
 import { indexAfterKey, useMachinesByName } from './search-machines-by-name.ts';
-import { Chips } from './selected-machine-chips.tsx';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
 

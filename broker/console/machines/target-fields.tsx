@@ -6,8 +6,8 @@ import { may } from '../login-state.ts';
 import { TextField } from '../parts/form.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useTyped } from '../parts/use-data.ts';
+import { Chips } from './machine-chips.tsx';
 import { MachinePicker } from './machine-picker.tsx';
-import { Chips } from './selected-machine-chips.tsx';
 import { selected, toggle } from './selected-machines.ts';
 
 export interface Targets {

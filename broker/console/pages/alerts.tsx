@@ -10,8 +10,8 @@ import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
 import { Page } from '../parts/page.tsx';
-import { LongList } from '../parts/paged-list.tsx';
 import { Choice, Tabs } from '../parts/small-components.tsx';
+import { LongList } from '../parts/table-and-paged-list.tsx';
 import { choiceIn, type Params, to } from '../router.ts';
 
 export function Alerts({ params: { tab = '' } }: { params: Params }) {

@@ -5,9 +5,9 @@ import { MachineLink } from '../machines/names.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List, LongList } from '../parts/paged-list.tsx';
-import { SearchField } from '../parts/search-field.tsx';
+import { SearchField } from '../parts/search-field-in-url.tsx';
 import { Ago } from '../parts/small-components.tsx';
+import { type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { place } from '../router.ts';
 
 type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];

@@ -5,6 +5,7 @@ import { client } from '../api-client.ts';
 import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
 import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
+import { durationText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { nameOf } from '../machines/names.tsx';
 import { selectOnly } from '../machines/selected-machines.ts';
@@ -13,12 +14,11 @@ import { Button } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List } from '../parts/paged-list.tsx';
 import { Choice, More, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
+import { type Column, List } from '../parts/table-and-paged-list.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, go, type Params, to } from '../router.ts';
-import { durationText } from '../time.ts';
 
 type BatchRecord = Awaited<ReturnType<typeof client.batches.get>>;
 

@@ -5,9 +5,9 @@ import { RunButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
+import { type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { to } from '../router.ts';
 
 type Batch = Awaited<ReturnType<typeof client.batches.list>>['items'][number];

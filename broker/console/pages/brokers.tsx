@@ -4,10 +4,10 @@ import { client } from '../api-client.ts';
 import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
+import { type Column, List } from '../parts/table-and-paged-list.tsx';
 import { useData } from '../parts/use-data.ts';
-import { every } from '../time.ts';
+import { every } from '../timers.ts';
 
 const refreshMs = 5_000;
 type Broker = Awaited<ReturnType<typeof client.brokers.list>>['items'][number];

@@ -4,6 +4,7 @@ import { client } from '../api-client.ts';
 import { type CommandRecord, commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { followOutput, Output, OutputText } from '../commands/output-text.tsx';
 import { reasonText } from '../commands/reason-text.ts';
+import { bytesText, durationText } from '../format-times-and-sizes.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { may } from '../login-state.ts';
 import { nameOf } from '../machines/names.tsx';
@@ -18,7 +19,7 @@ import { Ago, Choice, CopyButton, State } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, to } from '../router.ts';
-import { bytesText, clock, durationText } from '../time.ts';
+import { clock } from '../timers.ts';
 
 export function Command({ params: { command = '' } }: { params: Params }) {
   const loaded = useData(

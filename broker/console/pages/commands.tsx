@@ -7,8 +7,8 @@ import { RunButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { LongList } from '../parts/paged-list.tsx';
 import { Select } from '../parts/small-components.tsx';
+import { LongList } from '../parts/table-and-paged-list.tsx';
 import { place } from '../router.ts';
 
 export function Commands() {

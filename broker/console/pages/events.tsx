@@ -6,8 +6,8 @@ import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { LongList } from '../parts/paged-list.tsx';
 import { Choice, State } from '../parts/small-components.tsx';
+import { LongList } from '../parts/table-and-paged-list.tsx';
 import { choiceIn } from '../router.ts';
 
 const families = [

@@ -5,9 +5,9 @@ import { Button } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List, LongList } from '../parts/paged-list.tsx';
-import { SearchField } from '../parts/search-field.tsx';
+import { SearchField } from '../parts/search-field-in-url.tsx';
 import { Ago, useClick } from '../parts/small-components.tsx';
+import { type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { place, to } from '../router.ts';
 

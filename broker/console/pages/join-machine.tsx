@@ -4,19 +4,19 @@ import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { listen } from '../live-updates.ts';
-import { tagsOf } from '../machines/limits-fields.tsx';
+import { tagsOf } from '../machines/machine-restriction.tsx';
 import { ConfirmButton } from '../parts/action-buttons.tsx';
 import { Button, ButtonLink, IconButton } from '../parts/button.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
-import { useDraft } from '../parts/form-dialog.tsx';
+import { useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
-import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { OneLine } from '../parts/secret-dialog.tsx';
 import { Ago, Card, State, Tags } from '../parts/small-components.tsx';
+import { actions, type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { to } from '../router.ts';
-import { hourMs } from '../time.ts';
+import { hourMs } from '../timers.ts';
 
 type Token = Awaited<ReturnType<typeof client.joinTokens.create>>;
 

@@ -5,17 +5,17 @@ import { client } from '../api-client.ts';
 import { type Key, KeyForm } from '../keys/key-form.tsx';
 import { KeyRights } from '../keys/view-key-rights.tsx';
 import { me } from '../login-state.ts';
-import { limitsText } from '../machines/limits-fields.tsx';
+import { limitsText } from '../machines/machine-restriction.tsx';
 import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
 import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
 import { Ago, State, Tags } from '../parts/small-components.tsx';
+import { actions, type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { say } from '../parts/toasts.tsx';
-import { clock } from '../time.ts';
+import { clock } from '../timers.ts';
 
 export function Keys() {
   const [round, setRound] = useState(0);

@@ -5,16 +5,20 @@ import { MachineNotices } from '../alerts/machine-notices.tsx';
 import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { may } from '../login-state.ts';
-import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
-import { tagsOf } from '../machines/limits-fields.tsx';
+import {
+  MachineActivity,
+  MachineCommands,
+  MachineSchedules,
+} from '../machines/commands-schedules-events-tabs.tsx';
 import { MachineInventory } from '../machines/machine-inventory.tsx';
 import type { MachineDetail } from '../machines/machine-overview.tsx';
+import { tagsOf } from '../machines/machine-restriction.tsx';
 import { DeleteButton } from '../parts/action-buttons.tsx';
 import { Button, ButtonLink } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';
-import { FormDialog } from '../parts/form-dialog.tsx';
+import { FormDialog } from '../parts/form-draft-and-dialog.tsx';
 import * as icons from '../parts/icons.ts';
-import { later } from '../parts/lazy-page.tsx';
+import { later } from '../parts/lazy-component.tsx';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
 import { Page } from '../parts/page.tsx';

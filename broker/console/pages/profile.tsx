@@ -2,12 +2,12 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { logOut, me } from '../login-state.ts';
-import { limitsText } from '../machines/limits-fields.tsx';
+import { limitsText } from '../machines/machine-restriction.tsx';
 import { menu } from '../navigation-menu.ts';
 import { Button } from '../parts/button.tsx';
 import { Page } from '../parts/page.tsx';
-import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Card, Choice, Fact, Tags } from '../parts/small-components.tsx';
+import { actions, type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { chooseTheme, theme, themes } from '../theme.ts';
 

@@ -10,14 +10,14 @@ import {
   WhatToRunFields,
   WhereFields,
 } from '../commands/what-to-run-fields.tsx';
-import { tagsOf } from '../machines/limits-fields.tsx';
+import { tagsOf } from '../machines/machine-restriction.tsx';
 import { clearSelection, selected, selectOnly } from '../machines/selected-machines.ts';
 import { TargetFields, type Targets } from '../machines/target-fields.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
-import { type Editing, useDraft } from '../parts/form-dialog.tsx';
+import { type Editing, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { Page } from '../parts/page.tsx';
 import { go, place, to } from '../router.ts';
-import { dayMs, secondMs } from '../time.ts';
+import { dayMs, secondMs } from '../timers.ts';
 
 interface Options {
   cwd: string;

@@ -8,7 +8,8 @@ import {
   mayChangeSaved,
   type Parameter,
   type SavedCommand,
-} from '../commands/saved-command-texts.ts';
+} from '../commands/saved-command-model.ts';
+import { durationText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { DeleteButton } from '../parts/action-buttons.tsx';
 import { ButtonLink } from '../parts/button.tsx';
@@ -16,13 +17,12 @@ import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List, twoLines } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
+import { type Column, List, twoLines } from '../parts/table-and-paged-list.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
 import { mayWrite } from '../schedules/schedule-list.tsx';
-import { durationText } from '../time.ts';
 
 const above = { text: 'Saved commands', href: to('/saved-commands') };
 

@@ -1,15 +1,15 @@
 // The page of all saved commands, each with its program, arguments and parameters.
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';
-import { mayChangeSaved, type SavedCommand } from '../commands/saved-command-texts.ts';
+import { mayChangeSaved, type SavedCommand } from '../commands/saved-command-model.ts';
 import { may } from '../login-state.ts';
 import { NewButton } from '../parts/action-buttons.tsx';
 import { ButtonLink } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { actions, type Column, List, LongList, twoLines } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
+import { actions, type Column, List, LongList, twoLines } from '../parts/table-and-paged-list.tsx';
 import { to } from '../router.ts';
 
 const newButton = () => (

@@ -4,6 +4,7 @@ import { quoted } from '../commands/argv-text.ts';
 import { outcome } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
 import { reasonText } from '../commands/reason-text.ts';
+import { durationText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { DeleteButton } from '../parts/action-buttons.tsx';
@@ -12,15 +13,14 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, OnOff, State, Tabs, Tags } from '../parts/small-components.tsx';
+import { type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
 import { type Detail, rulesOf, subjectOf } from '../schedules/schedule-draft.ts';
 import { ScheduleForm } from '../schedules/schedule-form.tsx';
 import { mayWrite, useRunNow, When, writeScopes } from '../schedules/schedule-list.tsx';
-import { durationText } from '../time.ts';
 
 type Run = Awaited<ReturnType<typeof client.schedules.history>>['items'][number];
 

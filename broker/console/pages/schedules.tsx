@@ -4,7 +4,7 @@ import { NewButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { LongList } from '../parts/paged-list.tsx';
+import { LongList } from '../parts/table-and-paged-list.tsx';
 import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
 import { Timeline } from '../schedules/upcoming-runs-timeline.tsx';

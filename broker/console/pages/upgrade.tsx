@@ -1,17 +1,17 @@
 // The page of one upgrade of agents: its waves and the progress of each machine. If the id is `new`, the page
 // displays the form that begins an upgrade instead.
 import { client } from '../api-client.ts';
+import { durationText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { CancelButton } from '../parts/action-buttons.tsx';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { WithScopes } from '../parts/missing-scope.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List, LongList, twoLines } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
+import { type Column, List, LongList, twoLines } from '../parts/table-and-paged-list.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, type Params, to } from '../router.ts';
-import { durationText } from '../time.ts';
 import { UpgradeForm } from '../upgrades/upgrade-form.tsx';
 
 type Upgrade = Awaited<ReturnType<typeof client.upgrades.get>>;

@@ -7,8 +7,8 @@ import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { OnOff } from '../parts/small-components.tsx';
+import { type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { go, to } from '../router.ts';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';
 

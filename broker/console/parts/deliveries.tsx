@@ -2,13 +2,13 @@
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { durationText, fullTime } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
-import { durationText, fullTime } from '../time.ts';
 import { Button } from './button.tsx';
 import * as icons from './icons.ts';
 import { Show } from './loading-failed-or-empty.tsx';
-import { LongList, type Read } from './paged-list.tsx';
 import { Ago, State } from './small-components.tsx';
+import { LongList, type Read } from './table-and-paged-list.tsx';
 import { attempt, say, sayError } from './toasts.tsx';
 import { useData } from './use-data.ts';
 

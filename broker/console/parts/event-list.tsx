@@ -1,7 +1,8 @@
 // A list of events as sentences, newest first.
+
+import { fullTime, timeOfDay } from '../format-times-and-sizes.ts';
 import type { Happened } from '../live-updates.ts';
 import { to } from '../router.ts';
-import { fullTime, timeOfDay } from '../time.ts';
 
 const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [
   [/failed|timeout|offline|disabled|fenced|removed|alert.(opened|repeated)/, 'bad'],

@@ -1,7 +1,8 @@
 // Small components of many pages: states, times, cards with facts, copy buttons, tabs and dialogs.
 import type { ComponentChildren } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { after, fullTime, relativeText } from '../time.ts';
+import { fullTime, relativeText } from '../format-times-and-sizes.ts';
+import { after } from '../timers.ts';
 import { Button, IconButton } from './button.tsx';
 import { Icon, type IconNodes } from './icon.tsx';
 import { check, close, copy } from './icons.ts';

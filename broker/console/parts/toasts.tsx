@@ -1,7 +1,7 @@
 // Short messages in a corner of the page about successes and errors.
 import { signal } from '@preact/signals';
 import { messageOf } from '../api-client.ts';
-import { after } from '../time.ts';
+import { after } from '../timers.ts';
 import { IconButton } from './button.tsx';
 import { Icon } from './icon.tsx';
 import { check, close, warning } from './icons.ts';

@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { FarhandError } from '../api-client.ts';
 import { type Happened, listen, type Update, useTopic } from '../live-updates.ts';
-import { after, soon } from '../time.ts';
+import { after, soon } from '../timers.ts';
 
 export interface Loaded<T> {
   data: T | undefined;

@@ -1,11 +1,11 @@
 // Converts a schedule to the content of its form, and that content to a request.
 import type { client } from '../api-client.ts';
-import type { SavedCommand } from '../commands/saved-command-texts.ts';
+import type { SavedCommand } from '../commands/saved-command-model.ts';
 import { runnableOf, type WhatToRun } from '../commands/what-to-run-fields.tsx';
-import { tagsOf } from '../machines/limits-fields.tsx';
+import { tagsOf } from '../machines/machine-restriction.tsx';
 import type { Targets } from '../machines/target-fields.tsx';
 import { place } from '../router.ts';
-import { secondMs } from '../time.ts';
+import { secondMs } from '../timers.ts';
 import { browserTimeZone } from './time-zones.ts';
 
 export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;

@@ -7,7 +7,7 @@ import { me } from '../login-state.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
 import { TargetFields } from '../machines/target-fields.tsx';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
-import { type Editing, useDraft } from '../parts/form-dialog.tsx';
+import { type Editing, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { go, to } from '../router.ts';

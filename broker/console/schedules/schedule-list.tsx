@@ -4,8 +4,8 @@ import { may } from '../login-state.ts';
 import { MachineLink } from '../machines/names.tsx';
 import { IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
-import { actions, type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State, Tags, useClick } from '../parts/small-components.tsx';
+import { actions, type Column, List } from '../parts/table-and-paged-list.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { to } from '../router.ts';
 

@@ -1,11 +1,12 @@
 // A timeline of the runs in the next day or week, with one line per schedule. If daylight saving time begins or ends
 // between two runs, the second run is marked.
 import { client } from '../api-client.ts';
+import { fullTime } from '../format-times-and-sizes.ts';
 import { nameOf } from '../machines/names.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, to } from '../router.ts';
-import { dayMs, fullTime, now } from '../time.ts';
+import { dayMs, now } from '../timers.ts';
 
 type Upcoming = Awaited<ReturnType<typeof client.schedules.upcoming>>;
 type Run = Upcoming['runs'][number];

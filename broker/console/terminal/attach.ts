@@ -2,7 +2,7 @@
 // that is possible.
 import type { Ending, Terminal } from '../../../shared/sdk/index.ts';
 import { client, FarhandError, messageOf } from '../api-client.ts';
-import { after } from '../time.ts';
+import { after } from '../timers.ts';
 import type { Emulator } from './emulator.ts';
 import { afterCtrl } from './touch-keys.tsx';
 

@@ -1,6 +1,7 @@
 // The terminals of a machine: its sessions as tabs, and the emulator of the open one.
 import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { relativeText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { Button, IconButton } from '../parts/button.tsx';
 import { Icon } from '../parts/icon.tsx';
@@ -10,7 +11,6 @@ import { useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, to } from '../router.ts';
-import { relativeText } from '../time.ts';
 import { TerminalView } from './terminal-view.tsx';
 
 type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number];

@@ -1,15 +1,15 @@
 // The form that begins an upgrade of agents: which machines, which version, and in which waves.
 import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { tagsOf } from '../machines/limits-fields.tsx';
+import { tagsOf } from '../machines/machine-restriction.tsx';
 import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
 import { TargetFields, type Targets } from '../machines/target-fields.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
-import { type Editing, useDraft } from '../parts/form-dialog.tsx';
+import { type Editing, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { Card } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, place, to } from '../router.ts';
-import { minuteMs } from '../time.ts';
+import { minuteMs } from '../timers.ts';
 
 const pauses = [
   ['0', 'none'],

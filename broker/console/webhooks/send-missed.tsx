@@ -2,9 +2,9 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { SelectField } from '../parts/form.tsx';
-import { FormDialog } from '../parts/form-dialog.tsx';
+import { FormDialog } from '../parts/form-draft-and-dialog.tsx';
 import { say } from '../parts/toasts.tsx';
-import { hourMs, now } from '../time.ts';
+import { hourMs, now } from '../timers.ts';
 
 interface SendMissedProps {
   webhook: string;

@@ -1,7 +1,7 @@
 // The form of a webhook: URL, events and secret.
 import { client } from '../api-client.ts';
 import { CheckFields, TextField } from '../parts/form.tsx';
-import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
+import { FormDialog, useDraft } from '../parts/form-draft-and-dialog.tsx';
 
 type Webhook = Awaited<ReturnType<typeof client.webhooks.get>>;
 type Pattern = NonNullable<Parameters<typeof client.webhooks.create>[0]>['events'][number];

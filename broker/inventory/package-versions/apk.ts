@@ -1,6 +1,6 @@
 // Compares versions as apk does. A version such as 1.2.3b_rc1~4f0a-r4 has numbers, a letter, suffixes, the hash of a
 // commit, and the revision of the package.
-import { compareNumbers, compareTexts } from './deb.ts';
+import { compareNumbers, compareTexts } from './version-parts.ts';
 
 /**
  * Kinds of the parts of a version. If two versions differ first in the kind of a part, the kind earlier in this list is

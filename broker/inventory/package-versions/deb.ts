@@ -1,4 +1,5 @@
 // Compares versions as dpkg does (deb-version(7)).
+import { compareNumbers, partsOf } from './version-parts.ts';
 
 /** Returns a number below 0 if `a` is older than `b`, above 0 if it is newer, and 0 if both are equal. */
 export function compareDeb(a: string, b: string): number {
@@ -8,14 +9,6 @@ export function compareDeb(a: string, b: string): number {
     comparePart(x.version, y.version) ||
     comparePart(x.release ?? '', y.release ?? '')
   );
-}
-
-/** Splits a version of the form [EPOCH:]VERSION[-RELEASE], which dpkg, rpm and pacman have in common. */
-export function partsOf(text: string): { epoch: string; version: string; release: string | undefined } {
-  const [, epoch = '0', rest = ''] = /^(?:(\d+):)?(.*)$/s.exec(text) ?? [];
-  const dash = rest.lastIndexOf('-');
-  if (dash < 0) return { epoch, version: rest, release: undefined };
-  return { epoch, version: rest.slice(0, dash), release: rest.slice(dash + 1) };
 }
 
 /**
@@ -58,12 +51,3 @@ function rankOf(sign: string | undefined): number {
   if (sign === '~') return -1;
   return /[a-z]/i.test(sign) ? sign.charCodeAt(0) : sign.charCodeAt(0) + 256;
 }
-
-/** Compares numbers of any length. A missing number counts as 0. */
-export function compareNumbers(a: string, b: string): number {
-  const [x, y] = [a.replace(/^0+/, ''), b.replace(/^0+/, '')];
-  return x.length - y.length || compareTexts(x, y);
-}
-
-/** Compares texts by their code units. */
-export const compareTexts = (x: string, y: string): number => (x < y ? -1 : Number(x > y));

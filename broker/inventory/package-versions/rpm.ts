@@ -1,5 +1,5 @@
 // Compares versions as rpm does (rpm-version(7)): epoch, version and release, each in segments.
-import { compareNumbers, compareTexts, partsOf } from './deb.ts';
+import { compareNumbers, compareTexts, partsOf } from './version-parts.ts';
 
 /** A function that compares two parts of versions, such as the releases. */
 type CompareText = (a: string, b: string) => number;

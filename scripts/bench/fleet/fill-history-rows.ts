@@ -1,7 +1,7 @@
 // Writes invented rows of two days into the history.db of a stopped broker. A broker would take hours to record as
 // many.
 import { DatabaseSync } from 'node:sqlite';
-import { newTimedId } from '../../../shared/ids.ts';
+import { newTimedId } from '../../../shared/ids-and-secrets.ts';
 
 export interface HistoryParams {
   rows: number;

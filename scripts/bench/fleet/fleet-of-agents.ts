@@ -14,10 +14,10 @@ export interface FleetParams {
   dialsAtOnce?: number;
   joinToken: string;
   /**
-   * Gives the agents the same CPU priority as the broker. With the lower default, they take minutes to link again on a
-   * busy machine.
+   * The nice value of the processes that simulate agents (10 by default, so that they do not slow down the broker). Real
+   * agents have their own cores. A negative value, which only root can set, imitates that on a busy machine.
    */
-  hasNormalPriority?: boolean;
+  niceness?: number;
 }
 
 /** Sums of the counts of all processes with simulated agents. */
@@ -45,7 +45,7 @@ export class FleetOfAgents {
   /** Starts the processes, and makes all agents join. Resolves when all are linked. */
   static async start(params: FleetParams): Promise<FleetOfAgents> {
     const fleet = new FleetOfAgents();
-    const { brokers, joinToken, dialsAtOnce = 0, hasNormalPriority = false } = params;
+    const { brokers, joinToken, dialsAtOnce = 0, niceness = 10 } = params;
     const { processes = Math.ceil(params.agents / agentsPerProcess) } = params;
     const agents = agentParams(params.agents);
     const atOnce = dialsAtOnce === 0 ? Number.MAX_SAFE_INTEGER : Math.ceil(dialsAtOnce / processes);
@@ -57,7 +57,7 @@ export class FleetOfAgents {
         brokers,
         joinToken,
         atOnce,
-        hasNormalPriority,
+        niceness,
       });
     }
     await fleet.linked(params.agents, 600);

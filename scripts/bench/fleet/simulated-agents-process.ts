@@ -14,7 +14,7 @@ export type Order =
       brokers: string[];
       joinToken: string;
       atOnce: number;
-      hasNormalPriority: boolean;
+      niceness: number;
     }
   | { kind: 'cut' };
 
@@ -77,10 +77,8 @@ async function pinned(broker: string, joinToken: string): Promise<Omit<Way, 'sou
 }
 
 async function join(order: Order & { kind: 'join' }): Promise<void> {
-  const { agents: params, brokers, joinToken, atOnce, hasNormalPriority } = order;
-  // Real agents run on other machines. The simulated agents share the cores of the broker, so they get a lower priority
-  // than the broker and its clients.
-  if (!hasNormalPriority) setPriority(10);
+  const { agents: params, brokers, joinToken, atOnce, niceness } = order;
+  setPriority(niceness);
   const ways = await Promise.all(brokers.map((broker) => pinned(broker, joinToken)));
   const token = joinToken.replace(/^farhand_join_/, '').split('.')[0] ?? '';
   const waiting = [...params.entries()];

@@ -7,15 +7,15 @@ import type { Handlers, Rights } from '../shared/api/route-table.ts';
 import { type JoinTokenId, label, type MachineId, tags } from '../shared/api/shared-schemas.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
-import { newId, newSecret } from '../shared/ids.ts';
+import { newId, newSecret } from '../shared/ids-and-secrets.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import type { Packages } from './agent-packages/index.ts';
 import type { Events } from './event-log.ts';
-import { hashOf } from './keys/key-handlers.ts';
+import { found } from './find-or-not-found.ts';
+import { hashOf } from './keys/index.ts';
 import { pageOf } from './list-pages-and-filters.ts';
-import { found } from './not-found.ts';
-import { firstFacts } from './presence/facts-and-metrics.ts';
-import type { JoinToken, Machine, State, StateTransaction } from './state/in-memory-state.ts';
+import { firstFacts } from './presence/stored-facts-and-metrics.ts';
+import type { JoinToken, Machine, State, StateTransaction } from './state/index.ts';
 
 /**
  * Milliseconds for which an expired token stays stored, so that a repeated enrolment still finds its machine.

@@ -3,10 +3,10 @@
 import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefinition } from '@grpc/grpc-js';
 import { type PeerLeaf, peerName } from '../../ca-and-broker-certificates.ts';
 import { messageBytes } from '../../link/control-stream.ts';
-import { leaseMs } from '../broker-and-owner-tables.ts';
+import { leaseMs } from '../cluster-tables.ts';
 import type { Forwarded, PeerClient } from './forward-http-to-peer.ts';
 import { clientHeader, describeClient } from './forwarded-client-header.ts';
-import type { Owners, Peer } from './owner-lookup.ts';
+import type { Owners, Peer } from './owner-interfaces.ts';
 
 /** A call to another broker. Its answers are encoded messages, because this broker does not read them. */
 export type PeerCall<Request> = ClientDuplexStream<Request, Buffer>;

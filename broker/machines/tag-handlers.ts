@@ -1,6 +1,6 @@
 // The REST handler of tags: their names, and the number of machines with each.
 import type { Handlers } from '../../shared/api/route-table.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { State } from '../state/index.ts';
 
 export function tagHandlers(state: State): Handlers['tags'] {
   return {

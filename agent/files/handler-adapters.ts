@@ -6,7 +6,7 @@ import type { Semaphore } from '../../shared/semaphore.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import type { Journal } from './atomic/temporary-files-journal.ts';
 import { type Bytes, type Target, targetOf, toText } from './confine/parse-request-path.ts';
-import type { Confinement } from './confine/resolve.ts';
+import type { Confinement } from './confine/resolve-inside-roots.ts';
 import { Upload, type UploadMessages } from './upload-messages.ts';
 import type { AskUsers } from './users-groups.ts';
 

@@ -1,9 +1,9 @@
 // The form fields that limit a key, an alert rule or a maintenance window to certain machines. The user chooses these
 // machines by tag or one by one.
 import { TextField } from '../parts/form.tsx';
+import { Chips } from './machine-chips.tsx';
 import { MachinePicker } from './machine-picker.tsx';
 import { nameOf } from './names.tsx';
-import { Chips } from './selected-machine-chips.tsx';
 
 /** The tags and machines that the user has entered as the limits of something, for example of an API key. */
 export interface Limits {

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
 import { CheckField, TextField } from '../parts/form.tsx';
-import { FormDialog } from '../parts/form-dialog.tsx';
+import { FormDialog } from '../parts/form-draft-and-dialog.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import type { DialogProps } from './file-dialogs.tsx';

@@ -4,7 +4,7 @@ import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
-import type { Machine } from '../state/in-memory-state.ts';
+import type { Machine } from '../state/index.ts';
 
 /** Maximum number of log lines per minute about one unauthenticated address, and about one machine. */
 const addressLines = 10;

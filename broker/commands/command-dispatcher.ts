@@ -5,7 +5,7 @@ import type { Caller } from '../../shared/api/route-table.ts';
 import { after, every, now } from '../../shared/clock.ts';
 import { openCommands, waitingCommands } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
-import { isId } from '../../shared/ids.ts';
+import { isId } from '../../shared/ids-and-secrets.ts';
 import type { HistoryTransaction } from '../history/history-database.ts';
 import type { Link } from '../presence/index.ts';
 import type { BatchProgress, Command, End, Spec } from './command-record.ts';

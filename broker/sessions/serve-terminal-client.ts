@@ -5,12 +5,12 @@ import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/Atta
 import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/TerminalOutput.ts';
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
-import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
+import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/terminal-sessions.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { terminalReplayBytes } from '../../shared/command-and-terminal-limits.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Wake } from '../../shared/wake.ts';
+import { Wake } from '../../shared/wait-for-change.ts';
 import type { Link } from '../presence/index.ts';
 import type { OpenSession } from './session.ts';
 import type { Attached } from './session-records.ts';

@@ -2,7 +2,7 @@
 // own, the other follows the specification Standard Webhooks.
 import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 import { iso } from '../../shared/clock.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids-and-secrets.ts';
 import { version } from '../../shared/version.ts';
 
 /** The content of a delivery, the same for each attempt. */

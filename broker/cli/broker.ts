@@ -6,7 +6,7 @@ import { dirname, join, resolve, sep } from 'node:path';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
-import { startOnce, withSocket } from './call-local-broker.ts';
+import { startOnce, withSocket } from './call-or-start-local-broker.ts';
 import { where } from './connect-to-broker.ts';
 import { type Common, localVerb } from './declare-verb.ts';
 import { print } from './print.ts';

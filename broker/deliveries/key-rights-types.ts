@@ -1,7 +1,7 @@
 // Types for the rights of an API key. A delivery needs the rights of the key that owns its webhook or alert channel.
 import type { Scope } from '../../shared/api/route.ts';
 import type { KeyId } from '../../shared/api/shared-schemas.ts';
-import type { Declared } from '../state/in-memory-state.ts';
+import type { Declared } from '../state/index.ts';
 
 /** The rights of a key at this moment. */
 export interface KeyRights {

@@ -7,13 +7,13 @@ import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { definedFields } from '../../shared/defined-fields.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId, newSecret } from '../../shared/ids.ts';
+import { newId, newSecret } from '../../shared/ids-and-secrets.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { found } from '../find-or-not-found.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history-database.ts';
 import { pageOf } from '../list-pages-and-filters.ts';
 import { endLogins } from '../logins/login-validity.ts';
-import { found } from '../not-found.ts';
 import type {
   AlertChannel,
   Declared,
@@ -22,7 +22,7 @@ import type {
   State,
   StateTransaction,
   Webhook,
-} from '../state/in-memory-state.ts';
+} from '../state/index.ts';
 import { currentKey, endOf, hasExpired, holds, machinesOfSchedule, within } from './rights.ts';
 
 /** The text with which every key starts. */

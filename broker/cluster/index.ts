@@ -9,13 +9,13 @@ import type { History } from '../history/history-database.ts';
 import { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
 import type { PostgresAddress } from '../history/postgres-settings.ts';
 import { newsChannel } from '../history/postgres-write-connection.ts';
-import type { State } from '../state/in-memory-state.ts';
-import * as sql from './broker-and-owner-tables.ts';
+import type { State } from '../state/index.ts';
+import * as sql from './cluster-tables.ts';
 import { deleteOutdatedRows } from './delete-outdated-rows.ts';
 import { EndsOfLinks } from './ends-of-links.ts';
 import { Lease } from './own-broker-lease.ts';
 import { OwnersAsLastRead } from './owners-as-last-read.ts';
-import type { Owners, Peer } from './peers/owner-lookup.ts';
+import type { Owners, Peer } from './peers/owner-interfaces.ts';
 import { createNewsReader, type NewsReader } from './read-on-news.ts';
 import { Claims } from './tasks-of-one-broker.ts';
 

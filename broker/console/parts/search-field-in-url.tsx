@@ -1,7 +1,7 @@
 // A search field whose text is a query parameter of the page's URL.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { place, setQuery } from '../router.ts';
-import { after } from '../time.ts';
+import { after } from '../timers.ts';
 import { Icon } from './icon.tsx';
 import { search } from './icons.ts';
 

@@ -6,8 +6,8 @@ import { NewButton, RunButton } from '../parts/action-buttons.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
-import { LongList } from '../parts/paged-list.tsx';
 import { Select } from '../parts/small-components.tsx';
+import { LongList } from '../parts/table-and-paged-list.tsx';
 import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
 

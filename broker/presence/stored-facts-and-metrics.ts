@@ -15,9 +15,9 @@ import {
   type Row,
   textIn,
 } from '../history/history-database.ts';
-import type { Installation, LastUpgrade } from './agent-installation.ts';
+import type { Installation, LastUpgrade } from './installation-report.ts';
 import { LastHour } from './metrics-last-hour.ts';
-import { percentOf, type Report, reportOf } from './report-of-agent.ts';
+import { percentOf, type Report, reportOf } from './metrics-report.ts';
 
 const hostSchema = z.object({
   hostname: label(1, 255),

@@ -9,9 +9,9 @@ import { assertAccess } from '../../shared/doctor/directory-checks.ts';
 import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/paths-in-checkout-or-package.ts';
 import { inUse } from '../../shared/program-start-and-end.ts';
-import { failureOf } from '../../shared/sdk/error.ts';
+import { failureOf } from '../../shared/sdk/errors-and-envelopes.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { through } from './broker-connections.ts';
+import { through } from './pinned-transport.ts';
 import { hint } from './print.ts';
 import { writeNow } from './stdout-stderr-and-exit.ts';
 

@@ -1,8 +1,8 @@
 // Follows what other brokers do with batches: loads new commands for machines of this broker, and reads how many
 // commands of its batches run or have failed elsewhere.
 import { now } from '../../shared/clock.ts';
+import type { Scheduler } from './command-dispatcher.ts';
 import type { CommandStore } from './command-store.ts';
-import type { Scheduler } from './scheduler.ts';
 
 /** Age in milliseconds at which an incomplete batch counts as abandoned: the broker that was storing it has ended. */
 const brokenMs = 600_000;

@@ -2,7 +2,7 @@
 
 import { renewLeaves } from '../ca-and-broker-certificates.ts';
 import { handOverWhenCutOff } from '../cluster/hand-over-when-cut-off.ts';
-import type { Owners, Peer } from '../cluster/peers/owner-lookup.ts';
+import type { Owners, Peer } from '../cluster/peers/owner-interfaces.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import type { StreamsService } from '../grpc-api/index.ts';
 import type { AppOptions } from '../http/application.ts';
@@ -33,7 +33,7 @@ export async function createPeering(
     import('../cluster/peers/route-to-owner.ts'),
     import('../cluster/peers/peer-port.ts'),
     import('../cluster/peers/forwarded-client-header.ts'),
-    import('../cluster/peers/forward-grpc-to-peer.ts'),
+    import('../cluster/peers/grpc-calls-to-peers.ts'),
     import('../grpc-api/write-files-for-brokers.ts'),
   ]);
   const leaf = await authority.peer();
