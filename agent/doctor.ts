@@ -6,7 +6,7 @@ import { outputFormat } from '../shared/doctor/output-setting.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { withSettingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './settings-schema.ts';
-import { examineUpgrades } from './upgrade/doctor-checks.ts';
+import { examineUpgrades } from './upgrade/checks-for-doctor.ts';
 
 const name = 'farhand-agent';
 const table = { ...agentSettings, ...outputFormat };

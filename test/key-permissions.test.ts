@@ -5,7 +5,7 @@ import { createAudit } from '../broker/audit-log.ts';
 import type { History } from '../broker/history/history-database.ts';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { createAuditRecorder } from '../broker/request-checks/audit-request.ts';
-import { AuthorizedRequest, guardOf, handlerOf } from '../broker/request-checks/authorize.ts';
+import { AuthorizedRequest, guardOf, handlerOf } from '../broker/request-checks/authorize-and-perform.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { type Closers, createParts } from '../broker/start/create-parts.ts';
 import type { Key, Machine } from '../broker/state/index.ts';

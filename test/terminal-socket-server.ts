@@ -5,7 +5,7 @@ import { connect, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 import { WebSocket } from 'ws';
 import { createTrustedProxies } from '../broker/client-address.ts';
-import { type Attachment, WebSocketUpgrades } from '../broker/http/open-terminal-websockets.ts';
+import { type Attachment, WebSocketUpgrades } from '../broker/http/terminal-websocket-upgrades.ts';
 import type { ClientPort } from '../broker/sessions/terminal-client.ts';
 import { AppError } from '../shared/errors.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';

@@ -3,7 +3,7 @@
 import { present } from '../../shared/agent-rpcs.ts';
 import { sessions as routes } from '../../shared/api/terminal-sessions.ts';
 import { AppError } from '../../shared/errors.ts';
-import { guardOf } from '../request-checks/authorize.ts';
+import { guardOf } from '../request-checks/authorize-and-perform.ts';
 import { type Action, actionOf, type CloseReason, type Notice } from '../sessions/terminal-client.ts';
 import type { Call, Received, Rpc, Sent, StreamsServices } from './incoming-call.ts';
 

@@ -8,7 +8,7 @@ import type { CommandId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import { type Commands, offsetsIn } from '../commands/command-handlers.ts';
-import { createRecall, type Guard, guardOf, nothing } from '../request-checks/authorize.ts';
+import { createRecall, type Guard, guardOf, nothing } from '../request-checks/authorize-and-perform.ts';
 import type { Call, Rpc, Sent, StreamsServices } from './incoming-call.ts';
 
 type Part = Sent<'FollowCommand'> & Sent<'Exec'>;

@@ -5,7 +5,7 @@ import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v
 import { present } from '../../shared/agent-rpcs.ts';
 import { api } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
-import { guardOf } from '../request-checks/authorize.ts';
+import { guardOf } from '../request-checks/authorize-and-perform.ts';
 import { type Call, partsOf, type Rpc, type StreamsServices } from './incoming-call.ts';
 
 const { download, put, watch } = api.files;

@@ -21,7 +21,7 @@ import {
   type Guard,
   nothing,
   type RequestWork,
-} from '../request-checks/authorize.ts';
+} from '../request-checks/authorize-and-perform.ts';
 import type { Idempotency } from '../request-checks/idempotency.ts';
 import type { RawInput } from '../request-checks/parse-api-request.ts';
 import type { Quota, Rates } from '../request-checks/rate-limits.ts';

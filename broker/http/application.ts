@@ -20,8 +20,8 @@ import { publicError } from '../request-checks/public-error.ts';
 import { serveConsole } from './console-files.ts';
 import { type Clients, type DispatchServices, dispatcher, requestIdOf } from './handle-route-request.ts';
 import type { RequestMetrics } from './info-health-metrics-and-docs.ts';
-import type { WebSocketServices, WebSocketUpgrades } from './open-terminal-websockets.ts';
 import { jsonType } from './reply.ts';
+import type { WebSocketServices, WebSocketUpgrades } from './terminal-websocket-upgrades.ts';
 
 export interface AppOptions extends DispatchServices, WebSocketServices {
   metrics: RequestMetrics;

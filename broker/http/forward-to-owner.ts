@@ -4,7 +4,7 @@ import type { Context } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
 import type { Peers, RequestSubject } from '../cluster/peers/route-to-owner.ts';
 import type { Client } from '../request-checks/authenticate.ts';
-import { type Guard, mayCall } from '../request-checks/authorize.ts';
+import { type Guard, mayCall } from '../request-checks/authorize-and-perform.ts';
 import type { RawInput } from '../request-checks/parse-api-request.ts';
 import type { JsonBody } from './body.ts';
 

@@ -22,7 +22,7 @@ import {
   createRecall,
   guardOf,
   handlerOf,
-} from '../request-checks/authorize.ts';
+} from '../request-checks/authorize-and-perform.ts';
 import type { Idempotency } from '../request-checks/idempotency.ts';
 import { queryOf, type RawInput } from '../request-checks/parse-api-request.ts';
 import type { Rates } from '../request-checks/rate-limits.ts';

@@ -16,7 +16,7 @@ import { named } from '../../shared/api/shared-schemas.ts';
 import { type Code, codes } from '../../shared/errors.ts';
 import { shipped } from '../../shared/paths-in-checkout-or-package.ts';
 import { version } from '../../shared/version.ts';
-import { parserOf } from '../request-checks/authorize.ts';
+import { parserOf } from '../request-checks/authorize-and-perform.ts';
 
 /** Display name and description of each resource, by its name in the route table. */
 const tags: Readonly<Record<string, readonly [name: string, description: string]>> = {

@@ -27,8 +27,8 @@ import {
   retryHeaders,
 } from './application.ts';
 import { createClients } from './handle-route-request.ts';
-import { WebSocketUpgrades } from './open-terminal-websockets.ts';
 import { jsonType } from './reply.ts';
+import { WebSocketUpgrades } from './terminal-websocket-upgrades.ts';
 
 /** Settings that differ between the broker's HTTP servers. */
 export interface Port extends AppPort {

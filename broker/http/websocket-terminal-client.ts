@@ -2,7 +2,7 @@
 // direction.
 import type { WebSocket } from 'ws';
 import { closeCodes } from '../../shared/api/close-codes.ts';
-import { receivedMessage } from '../../shared/api/terminal.ts';
+import { receivedMessage } from '../../shared/api/terminal-websocket.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { Wake } from '../../shared/wait-for-change.ts';

@@ -39,9 +39,9 @@ import {
 } from './control-stream.ts';
 import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
+import { type Pings, pingConnections } from './http2-ping-client-and-answer-connections.ts';
 import { createLinkLimits } from './link-rate-limits.ts';
 import type { LinkSettings } from './link-times-and-limits.ts';
-import { type Pings, pingConnections } from './ping-connections-without-heartbeats.ts';
 
 export interface ListenerOptions {
   host: string;

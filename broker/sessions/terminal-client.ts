@@ -1,5 +1,5 @@
 // A client of a terminal over any transport: a WebSocket or a gRPC stream.
-import { actionMessage, type BrokerMessage } from '../../shared/api/terminal.ts';
+import { actionMessage, type BrokerMessage } from '../../shared/api/terminal-websocket.ts';
 import { fieldError } from '../../shared/errors.ts';
 
 /** An action of a terminal client. The client's transport has already checked the form of the message. */

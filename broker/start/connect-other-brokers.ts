@@ -8,7 +8,7 @@ import type { StreamsService } from '../grpc-api/index.ts';
 import type { AppOptions } from '../http/application.ts';
 import { createHttpServer } from '../http/server.ts';
 import type { Opening, Parts } from './create-parts.ts';
-import type { PeerClients } from './peer-clients.ts';
+import type { PeerClients } from './create-peer-clients.ts';
 
 export type Peering = Awaited<ReturnType<typeof createPeering>>;
 

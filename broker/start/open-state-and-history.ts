@@ -86,7 +86,7 @@ async function createInDatabase(
     import('../history/postgres-database.ts'),
     import('../history/postgres-settings.ts'),
     import('../state/documents-in-postgres.ts'),
-    import('../history/copy-mark.ts'),
+    import('../history/unfinished-or-moved-mark.ts'),
   ]);
   const address = { database_url, database_password_file };
   const several = settings.peer_listen && (await import('../cluster/index.ts'));

@@ -7,8 +7,8 @@ import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import type { Events } from '../event-log.ts';
 import type { History } from '../history/history-database.ts';
 import type { State, Webhook } from '../state/index.ts';
-import { Subscriptions } from './deliver-to-webhooks.ts';
 import { WebhookHandlers } from './webhook-handlers.ts';
+import { Subscriptions } from './webhook-subscriptions.ts';
 
 export type Webhooks = ReturnType<typeof createWebhooks>;
 

@@ -19,7 +19,7 @@ import { found } from '../find-or-not-found.ts';
 import type { History } from '../history/history-database.ts';
 import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
 import type { Declared, State, StateTransaction, Webhook } from '../state/index.ts';
-import type { Subscriptions } from './deliver-to-webhooks.ts';
+import type { Subscriptions } from './webhook-subscriptions.ts';
 
 interface HandlerParts extends Deliveries {
   state: State;

@@ -22,8 +22,8 @@ import { savedCommands } from './saved-commands.ts';
 import { schedules } from './schedules.ts';
 import type { KeyId, LoginId, MachineId } from './shared-schemas.ts';
 import { tags } from './tags-in-use.ts';
-import { terminal } from './terminal.ts';
 import { sessions } from './terminal-sessions.ts';
+import { terminal } from './terminal-websocket.ts';
 import { upgrades } from './upgrades.ts';
 import { webhooks } from './webhooks.ts';
 

@@ -1,6 +1,6 @@
 // Attaches the SDK to the terminal of a session over a WebSocket. Receives output, and sends input, sizes and signals.
 import { closeCodes } from '../api/close-codes.ts';
-import type { BrokerMessage, ClientMessage } from '../api/terminal.ts';
+import type { BrokerMessage, ClientMessage } from '../api/terminal-websocket.ts';
 import { sleep } from '../clock.ts';
 import { parsed, propertyOf } from './errors-and-envelopes.ts';
 

@@ -4,7 +4,7 @@ import { existsSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { agentSettings } from '../../agent/settings-schema.ts';
-import { examineUpgrades } from '../../agent/upgrade/doctor-checks.ts';
+import { examineUpgrades } from '../../agent/upgrade/checks-for-doctor.ts';
 import { upgradePaths } from '../../agent/upgrade/files-shared-with-root.ts';
 import { scriptFor } from '../../broker/agent-packages/install-line-and-script.ts';
 import { joinTokenText } from '../../shared/join-token.ts';

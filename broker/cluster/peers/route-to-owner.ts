@@ -4,7 +4,7 @@ import type { Duplex } from 'node:stream';
 import type { Metadata, MethodDefinition } from '@grpc/grpc-js';
 import type { IdNoun, MachineId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
-import type { Lookups } from '../../request-checks/authorize.ts';
+import type { Lookups } from '../../request-checks/authorize-and-perform.ts';
 import type { FoundId } from '../../request-checks/parse-api-request.ts';
 import type { State } from '../../state/index.ts';
 import type { Forwarded } from './forward-http-to-peer.ts';

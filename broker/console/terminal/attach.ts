@@ -3,8 +3,8 @@
 import type { Ending, Terminal } from '../../../shared/sdk/index.ts';
 import { client, FarhandError, messageOf } from '../api-client.ts';
 import { after } from '../timers.ts';
-import type { Emulator } from './emulator.ts';
 import { afterCtrl } from './touch-keys.tsx';
+import type { Emulator } from './xterm-setup.ts';
 
 export type Phase =
   | { name: 'connecting' | 'offline' }

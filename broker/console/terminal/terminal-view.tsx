@@ -9,9 +9,9 @@ import { attempt, say, sayError } from '../parts/toasts.tsx';
 import { place, setQuery } from '../router.ts';
 import { isDark } from '../theme.ts';
 import { keepAttached, type Mode, type Phase } from './attach.ts';
-import type { Emulator } from './emulator.ts';
 import { Participants } from './participants.tsx';
 import { TouchKeys } from './touch-keys.tsx';
+import type { Emulator } from './xterm-setup.ts';
 
 const phaseTexts = {
   connecting: ['pending', 'connecting'],
@@ -32,7 +32,7 @@ function useTerminal(session: string, mode: Mode) {
     let opened: Emulator | undefined;
     let sizes: ResizeObserver | undefined;
     const start = async (): Promise<void> => {
-      const { createEmulator } = await import('./emulator.ts');
+      const { createEmulator } = await import('./xterm-setup.ts');
       if (stop.signal.aborted || !element.current) return;
       opened = createEmulator(element.current, isDark());
       opened.terminal.focus();

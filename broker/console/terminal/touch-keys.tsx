@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals';
 import { Button } from '../parts/button.tsx';
 import { attempt } from '../parts/toasts.tsx';
-import type { Emulator } from './emulator.ts';
+import type { Emulator } from './xterm-setup.ts';
 
 /** True if the next letter is typed with Ctrl. */
 const withCtrl = signal(false);

@@ -4,7 +4,7 @@ import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { sessionId } from '../../shared/api/shared-schemas.ts';
-import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
+import { maxMessageBytes, terminal } from '../../shared/api/terminal-websocket.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
