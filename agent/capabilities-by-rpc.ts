@@ -1,4 +1,4 @@
-// The capabilities with which a machine's owner limits the broker, and the capabilities that each rpc needs.
+// The capabilities that a machine's owner can grant to the broker, and the ones that each rpc needs.
 import type { Method } from '../shared/agent-rpcs.ts';
 
 export const allCapabilities = [

@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// The program farhand-agent. `start.ts` starts the agent.
+// The program farhand-agent: runs a subcommand such as `doctor`, or else the agent itself (`start.ts`).
 import { createLogger, isJournal } from '../shared/logger.ts';
 import { hideArgument } from '../shared/program-start-and-end.ts';
 import { readSettings, type Settings } from '../shared/read-settings.ts';

@@ -6,7 +6,7 @@ import { upgradeDirectory } from './upgrade/files-shared-with-root.ts';
 export interface ProtectedPaths {
   /** Keys, settings and files that start the agent. Requests may neither read nor change them. */
   secret: string[];
-  /** Program files. Requests may read them, and never change them. */
+  /** Program files, and settings of systemd for every service. Requests may read them, but never change them. */
   program: string[];
 }
 

@@ -120,8 +120,8 @@ async function readAuthority(file: string, restKeyFile: string) {
       return { minVersion: 'TLSv1.3', ca: certificate.toString('pem'), ...leaf };
     },
     /**
-     * Makes the TLS options for the REST API under these names and addresses. The key never changes, so a pinned key
-     * remains valid when the certificate is renewed.
+     * Returns the pin of the REST API's key, and a function that makes a certificate for these names and addresses. The
+     * key never changes, so the pin remains valid when the certificate is renewed.
      */
     async rest(names: readonly string[]) {
       const pem = await loadRestKey(restKeyFile);

@@ -3,7 +3,7 @@
 import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net';
 import { isLoopback } from '../shared/loopback.ts';
 
-/** Removes the prefix of an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). */
+/** Removes the prefix ::ffff: of an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). */
 export function plainAddress(address: string): string {
   return address.replace(/^::ffff:(?=\d+\.)/i, '');
 }
@@ -71,10 +71,7 @@ export function createTrustedProxies(networks: readonly Network[]) {
   };
 }
 
-/**
- * Parses an entry of X-Forwarded-For, to which some proxies add the port.
- * Returns undefined for any other text.
- */
+/** Returns the address in an entry of X-Forwarded-For, without the port that some proxies add; undefined if none. */
 function hostIn(text: string): string | undefined {
   const word = text.trim();
   const [, bracketed, dotted] = /^(?:\[([^\]]+)\]|(\d+\.\d+\.\d+\.\d+))(?::\d{1,5})?$/.exec(word) ?? [];

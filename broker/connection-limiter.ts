@@ -1,4 +1,4 @@
-// Limits the connections of one port: how many may be open, and what unauthenticated ones may cost.
+// Limits the connections of one port: how many may be open, and how much an unauthenticated one may send.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { readFileSync } from 'node:fs';
 import type { IncomingHttpHeaders, ServerHttp2Stream } from 'node:http2';
@@ -78,7 +78,7 @@ const channel = 'http2.server.stream.created';
 const ownFiles = 1_024;
 const mostHttp = 4_096;
 
-/** Divides the maximum number of open files of this process between the two ports. */
+/** Divides the maximum number of open files of this process between the HTTP port and the gRPC port. */
 export function connectionLimits(files = openFilesLimit()): {
   http: ConnectionLimits;
   grpc: ConnectionLimits;
@@ -232,8 +232,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Limits what an unauthenticated gRPC connection costs; the returned function removes the limit. `hasKey` checks an
-   * `authorization` header.
+   * Limits the calls and bytes of each unauthenticated gRPC connection; the returned function removes the limit on
+   * calls. `hasKey` checks an `authorization` header.
    */
   guardCalls(hasKey: (authorization: string) => boolean): () => void {
     // The cast is safe: Node documents this type for the channel's messages.
@@ -345,8 +345,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Closes unauthenticated connections that have sent too many bytes, because grpc-js buffers their messages. The only
-   * available count is bytesRead of the socket.
+   * Closes unauthenticated connections that have sent too many bytes, because grpc-js buffers their messages. Only
+   * bytesRead of the socket counts these bytes.
    */
   #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())

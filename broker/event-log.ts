@@ -54,7 +54,7 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // The new index of machines also contains the columns by which GET /events filters. The events of one machine can
+  // The new events_by_machine also contains the columns by which GET /events filters. The events of one machine can
   // then be filtered without reading their rows.
   `DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
@@ -184,7 +184,7 @@ export class Events {
     }
   }
 
-  /** Streams all later events that the caller may read. */
+  /** Streams all events from now on that the caller may read. */
   follow(caller: Caller): AsyncIterable<SentEvent<Event>> {
     return this.#follow(this.#table.last, {}, caller);
   }

@@ -35,7 +35,7 @@ runServiceProgram({
   },
 });
 
-/** Starts the broker. The returned function closes the broker, even while it is still starting. */
+/** Starts the broker. The returned function waits until the broker has started, then closes it. */
 function start(settings: BrokerSettings, { log, notify, fail }: RunContext): () => Promise<void> {
   const starting = startBroker(settings, log);
   starting.then((broker) => {

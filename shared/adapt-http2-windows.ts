@@ -15,8 +15,8 @@ const mebibyte = 1024 * 1024;
  */
 export const firstBytes = mebibyte / 8;
 /**
- * Window of each stream of a near peer. Twice this size makes downloads a tenth faster, but delays key presses and
- * doubles the memory of stalled readers.
+ * Window of each stream of a near peer. Twice this size would make downloads a tenth faster, but delay key presses and
+ * double the memory of stalled readers.
  */
 const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer, in bytes. */
@@ -33,8 +33,8 @@ const allBytes = largestBytes;
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 /**
- * With up to this many calls, a distant peer may use all of `sharedBytes`. With more calls its limit falls in
- * proportion: twice as many calls have half of `sharedBytes` together.
+ * Up to this many calls of a distant peer share all of `sharedBytes`. For more calls the limit falls in proportion:
+ * twice as many calls share half of `sharedBytes`.
  */
 const someStreams = 8;
 /** A distant peer's share of `allBytes` is at least this many bytes, even if other peers use up `allBytes`. */
@@ -212,7 +212,7 @@ function windowFor(peer: Peer, share: number): number {
   return next > window || next <= window / 2 || next === least ? next : window;
 }
 
-/** Maximum sum of the windows of a distant peer, in bytes. */
+/** Maximum sum of the windows of a distant peer with this many calls, in bytes. */
 function limitOf(calls: number): number {
   return calls <= fewStreams ? largestBytes : (sharedBytes * someStreams) / Math.max(someStreams, calls);
 }

@@ -80,7 +80,7 @@ export interface CallOptions {
   request_id: string;
   /** API key that caused the call, for the machine's audit log; absent if the broker acts by itself. */
   caller?: Asking | undefined;
-  /** When it fires, the call is cancelled at the broker and the agent. */
+  /** Cancels the call at the broker and the agent when the signal fires. */
   signal?: AbortSignal;
   /** Milliseconds for the whole call; by default 30 s for unary calls, no limit for streaming calls. */
   deadline_ms?: number;

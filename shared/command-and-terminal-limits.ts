@@ -7,8 +7,8 @@ export const waitingCommands = 1024;
 /** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
 /**
- * Number of the last bytes of a command's stdout that are stored, on the machine and in the broker's copy. The same
- * number applies to its stderr. Up to about a sixteenth more may be stored.
+ * How many of the last bytes of a command's stdout, and how many of its stderr, are stored on the machine and in the
+ * broker's copy. Up to about a sixteenth more may be stored.
  */
 export const outputWindowBytes = 64 * 1024 * 1024;
 /**
@@ -22,7 +22,7 @@ export const openTerminals = 32;
 /** Maximum number of terminal clients that a machine may have at once. */
 export const terminalClients = 128;
 /**
- * Number of the last bytes of a terminal's output that are stored. Up to a sixteenth more may be stored. A client that
+ * How many of the last bytes of a terminal's output are stored. Up to a sixteenth more may be stored. A client that
  * reads too slowly is disconnected when the next byte for it is no longer stored.
  */
 export const terminalWindowBytes = 1024 * 1024;

@@ -6,8 +6,8 @@ import { StartError } from './errors.ts';
 import { inUse, userName } from './program-start-and-end.ts';
 
 /**
- * Creates a missing directory, and locks it for this process. Returns a function that unlocks it. Throws StartError if
- * the directory cannot be used.
+ * Locks a directory for this process, and creates it if it is missing. Returns a function that unlocks it. Throws
+ * StartError if the directory cannot be used.
  */
 export function takeDirectory(directory: string, program: string): () => void {
   mkdirSync(directory, { recursive: true, mode: 0o700 });

@@ -8,7 +8,7 @@ export function parseDuration(text: string): number {
   return Number.parseInt(text, 10) * (units[text.replace(/^\d+/, '')] ?? Number.NaN);
 }
 
-/** Returns milliseconds in the largest unit of which they are a whole number, such as `90s` or `7d`. */
+/** Formats milliseconds as a whole number of the largest possible unit, such as `90s` or `7d`. */
 export function formatDuration(ms: number): string {
   const [unit = 'ms', length = 1] =
     Object.entries(units).findLast(([, one]) => ms > 0 && ms % one === 0) ?? [];

@@ -1,4 +1,4 @@
-// Parses the .proto files. To save memory, packages contain them as JSON (scripts/package/bundles.ts).
+// Parses the .proto files. Packages contain the parsed protos instead, to save memory (scripts/package/bundles.ts).
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
 import { home } from './paths-in-checkout-or-package.ts';

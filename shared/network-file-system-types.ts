@@ -1,7 +1,7 @@
 // The types of file systems that are on a file server.
 
 /**
- * Matches the types, as in /proc/self/mountinfo, of file systems on a file server. Also matches FUSE types (`fuse.…`)
+ * Matches a type in /proc/self/mountinfo if such file systems are on a file server. Also matches FUSE types (`fuse.…`)
  * unless they are known to be local, because the program behind a FUSE file system may use a server.
  */
 export const remoteFileSystems =

@@ -1,4 +1,4 @@
-// Makes the writer of a log wait for slow readers.
+// Makes the writer of a log wait while all readers are far behind.
 import { endsWithin, monotonic } from './clock.ts';
 import { Wake } from './wait-for-change.ts';
 
@@ -9,8 +9,8 @@ export interface ReaderPosition {
 }
 
 /**
- * Makes the writer of a log wait while each reader is more than `farBytes` behind the end. A reader that has not read
- * for `stallMs` is ignored.
+ * Makes the writer of a log wait while all readers are more than `farBytes` behind the end of the log. A reader that
+ * has not read for `stallMs` is ignored.
  */
 export class Backpressure {
   readonly #places = new Set<ReaderPosition>();

@@ -1,4 +1,4 @@
-// Stores the last bytes of an output in segment files, and slows a writer that is ahead of all readers.
+// Stores the last bytes of an output in segment files, and slows a writer that is far ahead of all readers.
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -44,7 +44,7 @@ interface Segment {
 
 /**
  * Maximum number of segments. 16 full segments hold `windowBytes`, but each gap and each restart begins a new segment,
- * so segments may be small. The maximum prevents an attacker from causing any number of small files.
+ * so segments may be small. Without the maximum, an attacker could cause any number of small files.
  */
 const mostSegments = 64;
 

@@ -8,7 +8,7 @@ interface Space {
 
 /**
  * Returns the used share in percent (0 to 100) as df(1) computes it: used / (used + available). Space that only root
- * may use is part of neither number. Returns undefined if the size is unknown.
+ * may use is not counted. Returns undefined if the size is unknown.
  */
 export function percentUsed({ total, used, available = total - used }: Space): number | undefined {
   const usable = used + available;

@@ -60,8 +60,8 @@ export function failure(program: string, error: unknown): { text: string; code: 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
 /**
- * Returns the start of the error message of a program whose data directory is in use by another process. If the CLI
- * cannot start a broker and finds this text in its log, it knows that another broker is running.
+ * Returns the start of the error message of a program whose data directory is in use by another process. The CLI looks
+ * for this text in the log of a broker that did not start: it means that another broker is running.
  */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;

@@ -15,7 +15,7 @@ const identity = z.strictObject({
   fingerprint: z.string(),
   /** SHA-256 of the secret in the join token with which the identity was created. */
   token_hash: z.string().optional(),
-  /** True if the broker has removed this machine. With a new join token it becomes a new machine. */
+  /** True if the broker has removed this machine. With a new join token, the agent joins as a new machine. */
   removed: z.boolean().optional(),
 });
 export type StoredIdentity = z.output<typeof identity>;

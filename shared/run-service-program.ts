@@ -54,7 +54,7 @@ export function runServiceProgram(program: ServiceProgram): void {
     const { env } = process;
     const argv = process.argv.slice(2);
     program.checkArguments(argv);
-    // Hiding arguments overwrites the name, so the name is set afterwards.
+    // checkArguments() may overwrite the process name, so the name is set afterwards.
     nameProcess(program.name);
     if (await runVerb(program, { argv, env })) return;
     if (argv.includes('--help')) return void process.stdout.write(helpOf(program));

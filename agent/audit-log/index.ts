@@ -134,7 +134,7 @@ export class AuditedCall {
 
 type Fields = Record<string, unknown>;
 
-/** The request fields that are logged, for every method. All other fields are left out. */
+/** Names of the logged fields, the same for every method. All other fields are left out. */
 const loggable: ReadonlySet<string> = new Set([
   ...['id', 'client_id', 'path', 'source', 'destination', 'command', 'user', 'cwd', 'mode', 'owner', 'group'],
   ...['signal', 'name', 'recursive', 'ids', 'args', 'upgrade_id', 'version'],
@@ -169,7 +169,7 @@ interface Response {
   event?: { exit?: { outcome?: string; exit_code?: number; signal?: string } | null } | null;
 }
 
-/** Returns how a process ended; undefined if the response is no exit event. */
+/** Returns how a process ended; undefined if the response is not an exit event. */
 function exitOf(response: unknown): Fields | undefined {
   const { event } = response as Response;
   if (!event?.exit) return undefined;

@@ -1,5 +1,5 @@
-// Copies a file or tree with its bytes, modes and times. A symlink is copied as a symlink. The copy gets a name in a
-// private directory, and is durable when duplicate() resolves.
+// Copies a file or tree with its bytes, modes and times. A symlink is copied as a symlink. The copy is durable when
+// duplicate() resolves.
 import { posix } from 'node:path';
 import { type AppError, fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/atomic-write.ts';
@@ -65,11 +65,11 @@ class Copier implements AsyncDisposable {
     }
   }
 
-  /** Copies everything below a directory whose copy exists already. */
+  /** Copies the content of a directory whose empty copy exists already. */
   async below(source: Source, to: fs.Confined): Promise<void> {
     const { boundary, path, signal, moves, leaveOut } = this.#options;
     using from = await fs.pin(source.at);
-    // Handles of the created directories, from the first to the one that the walk is in.
+    // Handles of the created directories, from the top directory to the one that the walk is in.
     const made = [await fs.pin(to)];
     try {
       assertSame(await from.stat(), source.stats, path);

@@ -1,5 +1,4 @@
-// Builds the description of a file for responses, and its etag, which changes whenever its bytes may have
-// changed.
+// Describes files for responses, and computes the etag of a file, which changes whenever its bytes may have changed.
 import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { type BigIntStats, type Confined, child, readlink } from './confine/confined-fs.ts';

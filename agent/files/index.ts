@@ -77,7 +77,7 @@ export async function createFiles(options: FilesOptions): Promise<Files> {
   const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
   // Journal.open() creates the directory, which must exist before it can be protected.
   const journal = await Journal.open(directory, log);
-  // Requests cannot reach this directory. A forged journal could make the agent remove other files at its next start.
+  // Requests must not reach this directory: a forged journal could make the agent remove other files at its next start.
   const secret = [...forbidden, directory];
   const disk: Disk = {
     reading: new Confinement(await Boundary.open(roots, secret, processes)),

@@ -1,5 +1,5 @@
-// Lists one directory: first its subdirectories, then its other entries, both in bytewise order of the names. Entries
-// are read from the disk only as fast as the caller takes them.
+// Lists one directory: first its subdirectories, then its other entries, both in bytewise order of the names. All names
+// are read first. The stats of the entries are read only as fast as the caller takes them.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lookAt, type Named, namesIn } from './confine/confined-fs.ts';
@@ -26,8 +26,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   const { names, total } = await namesOf(reading, directory.at, request);
   const release = held.take(names.length);
   try {
-    // `total` is the number of names in the directory. An entry that is removed after the count is left out of the
-    // batches.
+    // `total` counts the entries of all pages. An entry that is removed after the count is left out of the batches.
     yield { head: { path: bytes(path), total } };
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();

@@ -10,8 +10,8 @@ import type { Operation, RequestOf } from './handler-adapters.ts';
 
 const largeChunkBytes = 256 * 1024;
 /**
- * Size in bytes of a small chunk. It slows a download by up to a fifth, but saves memory: a stalled download has
- * several chunks in memory.
+ * Size in bytes of a small chunk. Small chunks slow a download by up to a fifth, but save memory: a stalled download
+ * has several chunks in memory.
  */
 const smallChunkBytes = 64 * 1024;
 /** A newly opened file gets small chunks if more than this number of files, including itself, are being read. */
@@ -127,7 +127,7 @@ const changed = (path: Bytes): AppError => fault('conflict', path, 'changed whil
 const tooLarge = (path: Bytes, details: { size?: number; max: number }): AppError =>
   fault('file_too_large', path, `is larger than the limit of ${details.max} bytes`, details);
 
-/** Error codes for system errors in reading files of the kernel (/proc, /sys). */
+/** Error codes for the system errors that the kernel reports for its own files (/proc, /sys). */
 const readingErrnos: Readonly<Record<string, Code>> = {
   EAGAIN: 'unsupported_file',
   EINVAL: 'unsupported_file',

@@ -1,5 +1,5 @@
-// Removes a file, a directory, or a symlink (never its target). It refuses "/", the agent's home directory,
-// the allowed roots and protected paths.
+// Removes a file, a directory, or a symlink (never its target). Refuses to remove "/", the agent's home directory, the
+// allowed roots and protected paths.
 
 import { clear } from './clear-directory.ts';
 import { drop, mountOf, syncDirectory } from './confine/confined-fs.ts';

@@ -32,7 +32,7 @@ async function withDigest(disk: Disk, target: Target, signal: AbortSignal): Prom
 /** If one of these errors occurs while a symlink is followed, the symlink itself is described. */
 const lost: readonly Code[] = ['file_not_found', 'permission_denied', 'invalid_path', 'not_a_directory'];
 
-/** Follows a symlink if it leads to a file. Returns the stats of the file or symlink, and what the symlink contains. */
+/** Follows a symlink to its target if possible. Returns the stats of the file found, and the text in the symlink. */
 async function find(confinement: Confinement, target: Target) {
   const { path } = target;
   try {
@@ -43,7 +43,7 @@ async function find(confinement: Confinement, target: Target) {
   } catch (error) {
     if (target.folder || !(error instanceof AppError && lost.includes(error.code))) throw error;
     await using entry = await confinement.name(path);
-    // The path could not be followed to a file. If the path is a symlink, the symlink itself is described.
+    // The path leads to no accessible file. If it is a symlink, the symlink itself is described.
     if (!entry.found?.stats.isSymbolicLink()) throw error;
     return { stats: entry.found.stats, link: await readlink(entry.at) };
   }

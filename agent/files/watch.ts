@@ -19,8 +19,8 @@ const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
 /**
- * Number of units of the quota that each watched directory takes for its kernel watch. Each known name in the directory
- * takes one more unit.
+ * Number of quota units that each watched directory takes for its kernel watch. Each known name in the directory takes
+ * one more unit.
  */
 const folderNames = 15;
 
@@ -56,8 +56,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * One function for each watch: it reports to the client of the watch that changes were missed (an overflow). #mark()
- * calls all functions when the kernel's event queue may have overflowed, because Node does not report this.
+ * One function per watch, which reports an overflow (missed changes) to the client of the watch. #mark() calls all of
+ * them when the kernel's event queue may have overflowed, because Node does not report this.
  */
 const overflows = new Set<() => void>();
 
@@ -72,7 +72,7 @@ class Watch implements Disposable {
   readonly #only: Bytes | undefined;
   readonly #start: fs.Confined;
   readonly #quota: Quota;
-  /** The watched directories, by their path relative to the directory of the request (`#start`). */
+  /** The watched directories, by their path relative to `#start`. */
   readonly #folders = new Map<Bytes, Folder>();
   /** Changed names, by the path of their directory relative to `#start`. */
   #waiting = new Map<Bytes, Set<Bytes>>();

@@ -82,7 +82,7 @@ async function publish(
   }
 }
 
-/** Throws if the present file may not be replaced. */
+/** Throws if the existing file may not be replaced. */
 function assertAllowed(
   present: BigIntStats | undefined,
   { overwrite, if_match }: Pick<WriteFileOpen__Output, 'overwrite' | 'if_match'>,
@@ -99,8 +99,8 @@ function assertAllowed(
 }
 
 /**
- * Throws precondition_failed unless the present file matches `wanted`, which is an If-Match of HTTP: an etag, a list of
- * etags, or "*" for any file.
+ * Throws precondition_failed unless the existing file matches `wanted`, the value of an If-Match header: an etag, a
+ * list of etags, or "*" for any file.
  */
 function assertMatch(present: BigIntStats | undefined, wanted: string | undefined, path: Bytes): void {
   if (wanted === undefined) return;

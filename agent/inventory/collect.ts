@@ -20,7 +20,7 @@ const mostItems = {
 };
 type List = keyof typeof mostItems;
 
-/** Longest text of a field; longer ones are cut. */
+/** Maximum number of characters in a field. Longer texts are cut. */
 const longestText = 256;
 
 export async function collect(signal: AbortSignal): Promise<GetInventoryResponse> {
@@ -45,8 +45,8 @@ export async function collect(signal: AbortSignal): Promise<GetInventoryResponse
 }
 
 /**
- * Reads one part of the inventory, and cuts the number and length of its items. If the part cannot be read, it is
- * empty, and `incomplete` gets the reason.
+ * Reads one part of the inventory, and limits the number of its items and the length of their texts. If the part cannot
+ * be read, it is empty, and `incomplete` gets the reason.
  */
 async function limited<T extends object>(
   part: List,

@@ -9,7 +9,7 @@ import { PartFailed, runProgram } from './run-program.ts';
 type Signal = AbortSignal;
 
 interface PackageManager {
-  /** The rule by which versions are compared. */
+  /** The package format. It decides how versions are compared. */
   format: 'deb' | 'rpm' | 'apk' | 'pacman';
   /**
    * Files and directories of the package manager's database. On a machine that uses the package manager, one of them is
@@ -38,7 +38,7 @@ const isFilled = (path: string): Promise<boolean> =>
     () => false,
   );
 
-/** True if a path exists and the agent may use it as `mode` says. */
+/** True if a path exists and the agent has the permissions in `mode`, such as R_OK (access(2)). */
 export const exists = (path: string, mode?: number): Promise<boolean> =>
   access(path, mode).then(
     () => true,
@@ -72,7 +72,7 @@ async function updatesOfApt(signal: Signal): Promise<InventoryUpdate[]> {
   return parseAptSimulation(await runProgram('apt-get', ['-s', ...options, 'dist-upgrade'], { signal }));
 }
 
-/** Parses lines such as `Inst libc6 [2.36-9] (2.36-10 Debian:12 [amd64])`. New packages have no version in brackets. */
+/** Parses lines such as `Inst libc6 [2.36-9] (2.36-10 Debian:12 [amd64])`. Skips new packages (without `[2.36-9]`). */
 export function parseAptSimulation(text: string): InventoryUpdate[] {
   return [...text.matchAll(/^Inst (\S+) \[(\S+)\] \((\S+) /gm)].map(
     ([, name = '', installed = '', available = '']) => ({ name, installed, available }),
@@ -96,7 +96,7 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
   const repositories = await repositoriesOfZypper();
   if (repositories.length > 0 || !(await exists('/usr/bin/dnf')))
     return updatesOfZypper(repositories, signal);
-  // Exit code 100 means that there are updates. If another process has the lock of dnf, dnf fails at once.
+  // Exit code 100 means that there are updates. With exit_on_lock, dnf fails at once if another process has its lock.
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
   // If the agent runs as root, dnf locks its cache for a moment. The other package managers take no lock.
   const text = await runProgram('dnf', args, { signal, codes: [100] });

@@ -8,7 +8,7 @@ interface ProgramOptions {
   signal: AbortSignal;
   /** Exit codes besides 0 that mean success. */
   codes?: readonly number[];
-  /** Matches the stderr of a failed program. If it matches, the exit codes in `codes` mean failure, too. */
+  /** If this matches the program's stderr, the exit codes in `codes` mean failure. */
   isFailure?: RegExp;
   env?: Readonly<Record<string, string>>;
 }

@@ -86,8 +86,8 @@ export class Calls {
   take(call: Call__Output): void {
     const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
-    // A call whose id is in use is ignored. It would not count against the limits, and the broker would mistake its
-    // answer for the answer to the first call.
+    // A second call with the same id is ignored. If it ran, it would not count against the limits, and the broker would
+    // mistake its answer for the answer to the first call.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
       log.debug({ request_id, method }, 'ignored a call of the broker: its id is invalid or in use');
       return;
@@ -202,8 +202,8 @@ export class Calls {
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // After the broker has cancelled a call, it has `givenUpMs` to end the stream itself. Only then does cancel() send
-    // a reset, because HTTP/2 closes connections with too many resets.
+    // The broker has `givenUpMs` to end the stream of a call that it has cancelled. Only then does cancel() send a
+    // reset, because after too many resets an HTTP/2 peer closes the connection.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });

@@ -33,7 +33,7 @@ const options: ChannelOptions = {
   'grpc.default_authority': linkServerName,
   // Without this option, grpc-js shares connections between agents of one process, and retries by itself.
   'grpc.use_local_subchannel_pool': 1,
-  // Forbids grpc-js to repeat calls by itself. After a lost connection, keepLinked() dials again.
+  // Prevents grpc-js from repeating calls by itself. After a lost connection, keepLinked() dials again.
   'grpc.enable_retries': 0,
   // grpc-js stores up to 1 MiB of the data that each call sends, so that it can send the data again. It does so even if
   // retries are off, unless this size is 0.

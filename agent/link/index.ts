@@ -115,8 +115,8 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
 }
 
 /**
- * Logs in how many milliseconds the agent dials again. `failure`: why the link failed; undefined if it ended without an
- * error.
+ * Logs that the agent dials again after `retry_ms` milliseconds. `failure`: why the link failed; undefined if it ended
+ * without an error.
  */
 function logRetry(log: Logger, broker: string, retry_ms: number, failure: unknown): void {
   const next = 'not linked to the broker; trying again';

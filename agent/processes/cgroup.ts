@@ -60,12 +60,12 @@ export class Cgroups {
     return join(this.directory, name);
   }
 
-  /** Called when the command or terminal is over. A cgroup that still contains a process is not used again. */
+  /** Called when the command or terminal is over. A cgroup that still contains a process is not reused. */
   giveBack(id: string): void {
     const name = this.#names.get(id);
     if (name === undefined) return;
     this.#names.delete(id);
-    // Empty cgroups are used again: creating and removing a cgroup takes a fifth of the time of a short command.
+    // Empty cgroups are reused: creating and removing a cgroup takes a fifth of the time of a short command.
     if (this.#free.length < mostFree && this.#isEmpty(name)) this.#free.push(name);
     else this.#remove(name);
   }

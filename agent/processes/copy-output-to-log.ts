@@ -6,7 +6,7 @@ import type { Logger } from '../../shared/logger.ts';
 /** Size of a buffer in bytes: the default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;
 /**
- * Buffers of closed pumps. New pumps use them again, because new buffers for every command would burden the garbage
+ * Buffers of closed pumps. New pumps reuse them, because new buffers for every command would burden the garbage
  * collector.
  */
 const spare: Buffer[] = [];
@@ -18,8 +18,8 @@ const mostSpare = 32;
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   const all = Promise.all(pumps.map(({ done }) => done));
-  // A stalled pump means that the disk hangs, because an append to the log does not end. The loop then waits for
-  // another `drainMs`: cut() would lose the output that is still in the pipes.
+  // A pump is stalled if its append to the log does not end because the disk hangs. The loop then waits for another
+  // `drainMs`: cut() would lose the output that is still in the pipes.
   while (!(await endsWithin(drainMs, all)) && pumps.some((pump) => pump.stalled(drainMs / 2)));
   for (const pump of pumps) pump.cut();
   await all;

@@ -91,8 +91,8 @@ async function otherAccount(name: string, own: Account, mayRunAs: boolean): Prom
 }
 
 /**
- * Plans a command that runs as another user. setpriv(1) sets the user and supplementary groups, which Node's spawn
- * cannot do. Then it executes a shell, which executes the program.
+ * Plans a command that runs as another user. setpriv(1) sets the user and the supplementary groups, because Node's
+ * spawn cannot set these groups. Then setpriv executes a shell, which executes the program.
  */
 async function switched({ uid, gid }: Account, planned: Plan, mustEnter: boolean): Promise<Plan> {
   const { file, args, cwd, env } = planned;
@@ -169,9 +169,8 @@ const homesSeen = new Map<string, number>();
  * Returns the home directory. Returns `/` if the home directory cannot be entered, as is common for service accounts.
  */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  // A home directory that was checked in the last second is not checked again, although it may have been removed since.
-  // Then the start fails with a clear reason. If the command runs as another user than the agent, it starts in `/`
-  // instead.
+  // A home directory that was checked in the last second is not checked again. If it has been removed since, the start
+  // fails with a clear reason, but a command that runs as another user than the agent starts in `/`.
   if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
   if (await badDirectory(home)) return '/';
   homesSeen.set(home, monotonic());

@@ -20,7 +20,7 @@ export interface Process extends Leader {
   alive: boolean;
 }
 
-/** The present state of one process; undefined if it is gone. */
+/** The current state of one process; undefined if it is gone. */
 export function statNow(pid: number): Process | undefined {
   try {
     return parseStat(readFileSync(`/proc/${pid}/stat`, 'latin1'));

@@ -59,7 +59,7 @@ const leastGrowth = 1024 * 1024;
 /** Maximum growth of the journal between two rewrites, in bytes. */
 const mostGrowth = 16 * 1024 * 1024;
 
-/** Reads the journal. If it is missing or unreadable, returns an empty journal with a new id. */
+/** Reads the journal. If it is missing or its first line is invalid, returns an empty journal with a new id. */
 export async function readJournal(directory: string, log: Logger): Promise<StoredJournal> {
   const path = join(directory, 'journal');
   const text = await readFile(path, 'utf8').catch((error: unknown) => {

@@ -64,7 +64,7 @@ export abstract class Tracked {
     if (this.state.is === 'refused') throw this.state.failure;
   }
 
-  /** Number of bytes of output written in all. */
+  /** Number of bytes that the process has written to stdout and to stderr so far. */
   abstract written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'>;
   /**
    * Called when the process is over. A command closes its output files, which a later read opens again. A terminal
@@ -93,7 +93,7 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
   protected readonly parts: P;
   readonly #kind: Kind;
   readonly #entries = new Map<string, T>();
-  /** Entries whose output files are open. */
+  /** Entries whose process is not over, or whose output files are not closed yet. */
   readonly #open = new Set<T>();
   readonly #closed = new Wake();
   #stopping = false;
@@ -186,7 +186,7 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
     const one = this.#add(id);
     const { journal, cgroups } = this.parts;
     const accepting = journal.accept(id, this.#kind.name, cgroups?.take(id));
-    // The process is prepared while the disk flushes the journal, and started after both.
+    // The process is prepared while the journal is flushed to the disk. It starts when both are done.
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
     const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
     if (ending && prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);

@@ -35,8 +35,8 @@ export const defaultLimits = {
   /** Maximum number of milliseconds for which a kill repeats SIGKILL. Processes that survive are then left running. */
   killForMs: 5_000,
   /**
-   * Milliseconds within which a spawner must answer a start, and report an exit after a kill. If a start takes longer,
-   * later commands go to another spawner.
+   * Milliseconds within which a spawner must report that a process has started, or has ended after a kill. If a start
+   * takes longer, later commands go to another spawner.
    */
   lateMs: 5_000,
   /**
@@ -145,7 +145,7 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
 export class Running {
   readonly child: Child;
   /**
-   * Resolves when the process has ended and the logs contain its output. After a kill, it also waits until the process
+   * Resolves when the process has ended and its output is stored. After a kill, resolves only when the whole process
    * tree has ended, or the kill was given up. Never rejects.
    */
   readonly ended: Promise<Ending>;

@@ -186,8 +186,8 @@ export class Piped implements Stdio {
 
   close(): void {
     const { plan, names } = this.#options;
-    // Later commands use the pipes again, except after a command that ran as another user. Processes of that user could
-    // still open them through /proc.
+    // Later commands reuse the output pipes if both have ended. After a command that ran as another user they are
+    // removed, because processes of that user could still open them through /proc.
     const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !plan.foreign;
     for (const pump of this.#pumps) pump.cut();
     this.input?.close();

@@ -34,8 +34,8 @@ export function refusal(code: Code, reason: string, message: string): AppError {
 }
 
 /**
- * Checks everything that can be checked before the package arrives, including its signature. Returns the request to
- * root. Throws AppError.
+ * Checks everything that can be checked before the package arrives, including its signature. Returns the request that
+ * the agent writes for root. Throws AppError.
  */
 export function acceptUpgrade(open: Open, machine: Machine): UpgradeRequest {
   const request = requestOf(open);

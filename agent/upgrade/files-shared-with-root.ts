@@ -25,7 +25,7 @@ export function upgradePaths(directory: string) {
     /** File with the outcome of the last upgrade. Root writes it, and the agent reads it. */
     result: join(directory, 'result.json'),
     /**
-     * File that only root uses. It contains the step that a running upgrade has reached. It exists from shortly before
+     * File that only root uses. It contains the phase that a running upgrade has reached. It exists from shortly before
      * the version is switched until the end of the upgrade.
      */
     state: join(directory, 'state.json'),
@@ -33,7 +33,7 @@ export function upgradePaths(directory: string) {
     copy: join(directory, 'package'),
     /** The previous version as a Debian package. */
     previousDeb: join(directory, 'previous.deb'),
-    /** Copy of the version that ran before the upgrade. Its program finishes the upgrade. */
+    /** Copy of, or symlink to, the version before the upgrade. The program of that version finishes the upgrade. */
     rescue: join(directory, 'rescue'),
   };
 }

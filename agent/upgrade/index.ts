@@ -163,8 +163,8 @@ export class Upgrades {
   }
 
   /**
-   * Asks root to install the package. Rejects if root refuses the package. Resolves when the agent stops, or after
-   * `switchMs` milliseconds.
+   * Asks root to install the package. Rejects if root refuses the package or does not take the request. Resolves when
+   * the agent stops, or after `switchMs` milliseconds.
    */
   #handOver(request: UpgradeRequest): Promise<void> {
     const { processes, log } = this.#options;

@@ -79,7 +79,7 @@ export function uploadedPackages(directory: string): AgentPackage[] {
 
 /**
  * Describes the agent package in a file; undefined if there is none. If `sha256` is undefined, the hash is read from
- * the signature file. A package without a valid signature file is then left out.
+ * the signature file, and a package without a valid signature file is left out.
  */
 function packageAt(
   directory: string,

@@ -12,7 +12,7 @@ export interface Addresses {
   url: string;
   /** HOST:PORT to which agents connect; empty if no agent can connect. */
   grpc: string;
-  /** HOST:PORT set for agents by --public-grpc, otherwise empty. */
+  /** Value of --public-grpc: HOST:PORT to which agents connect; empty if it is not set. */
   publicGrpc: string;
   /** `sha256//BASE64` of the certificate's public key if the broker's own CA issued it, otherwise empty. */
   pin: string;

@@ -219,8 +219,8 @@ export class ChannelHandlers implements Routes {
 }
 
 /**
- * Returns the URL of a channel as REST answers contain it. For Slack, Discord and ntfy, this is only the origin of the
- * URL and an ellipsis, because the rest is a secret.
+ * Returns the URL of a channel for REST answers. For Slack, Discord and ntfy, this is only the origin of the URL and an
+ * ellipsis, because the rest is a secret.
  */
 function printable(type: ChannelType, url: string): string {
   return type === 'webhook' || type === 'email' ? url : `${new URL(url).origin}/…`;

@@ -100,7 +100,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   }
 
   #mayReadAll({ key_id }: AlertChannel): boolean {
-    // Only a key without limits reaches the empty machine id, and may read alerts that are about no machine.
+    // Alerts that are about no machine need a key without limits. Only such a key reaches the empty machine id.
     return this.#rightsOf(key_id)?.reaches('') === true;
   }
 

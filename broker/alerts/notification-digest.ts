@@ -64,7 +64,7 @@ const tables = [
   'ALTER TABLE alert_notices ADD COLUMN channel_ids TEXT',
 ];
 
-/** Maximum number of alerts that a notification lists, and maximum number of missing machines that it lists. */
+/** A notification lists at most this number of alerts, and at most this number of missing machines. */
 const mostListed = 100;
 /** Maximum number of alert steps (opened, repeated or resolved) that one transaction reads. */
 const mostNotices = 20_000;

@@ -14,10 +14,7 @@ import type { AlertRule, Declared, State } from '../state/index.ts';
 
 type Changes = Omit<Input<Api['alertRules']['update']>, 'rule_id'>;
 
-/**
- * Maximum number of rules. There is a limit because each report of a machine is compared with every rule about measured
- * values.
- */
+/** Maximum number of rules: each report of a machine is compared with every rule about measured values. */
 const maxRules = 1_000;
 const defaultFor = 300_000;
 const defaultBefore = 14 * day;
@@ -107,7 +104,7 @@ function recoverAfter({ above: old, recover }: AlertRule, { above }: Changes): n
   return recover === defaultRecover(old) || recover > above ? null : recover;
 }
 
-/** Returns the rule with its defaults. Throws validation_failed for fields that do not fit its kind. */
+/** Returns the rule with a default for `recover`. Throws validation_failed for fields that do not fit its kind. */
 function checked(rule: AlertRule): AlertRule {
   const { kind, above, before, machine_ids, tags } = rule;
   const refuse = (field: keyof AlertRule): void => {
@@ -149,7 +146,7 @@ function assertMayManage(caller: Caller, rule: AlertRule, declared: Declared): v
 }
 
 /**
- * An alert contains the name of its subject. A key that creates a rule must therefore be allowed to read
+ * An alert contains the name of its subject. A key that creates or changes a rule must therefore be allowed to read
  * these names.
  */
 function assertMayRead({ key_id }: Caller, { id, kind }: AlertRule, declared: Declared): void {

@@ -18,7 +18,7 @@ import { writeNow } from './stdout-stderr-and-exit.ts';
 interface SocketOptions {
   /** True if an empty or missing directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
-  /** If true, the call throws when no broker runs. Otherwise it starts one. */
+  /** If true, throws when no broker runs. Otherwise starts a broker. */
   mustRun?: boolean;
   /**
    * `answerMs`: milliseconds in which a listening broker must answer. `startMs`: milliseconds in which a starting
@@ -130,8 +130,8 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
 }
 
 /**
- * Throws if the directory contains no broker's data. If `mayCreate` is set, a new directory is accepted. A mistyped
- * path must not become a data directory.
+ * Throws if the directory contains no broker's data, so that a mistyped path does not become a data directory. Accepts
+ * a new directory if `mayCreate` is set.
  */
 function assertData(dataDir: string, mayCreate: boolean): void {
   // A broker with a database keeps its state in the database, not in the data directory.

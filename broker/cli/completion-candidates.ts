@@ -9,8 +9,8 @@ import { findMachine, findSavedCommand, kinds, machine as machines } from './fin
 import { createProgram, nouns } from './verb-tree.ts';
 
 /**
- * Prints the words that can complete the last word, one per line. bash passes the whole line and its word breaks. Other
- * shells pass separate words, of which only the last can contain quotes.
+ * Prints the words that can complete the last word, one per line. bash passes the whole line, and the characters at
+ * which bash breaks words. Other shells pass separate words, of which only the last can contain quotes.
  */
 export async function complete([shell = '', ...args]: string[]): Promise<void> {
   const [line = '', breaks = ''] = args;
@@ -24,7 +24,7 @@ export async function complete([shell = '', ...args]: string[]): Promise<void> {
   for (const one of found) process.stdout.write(`${format(one)}\n`);
 }
 
-/** Splits a line into words as a shell does, with their quotes. If the line ends with a space, the last word is empty. */
+/** Splits a line into words like a shell, but keeps quotes. If the line ends with a space, the last word is empty. */
 function wordsIn(line: string): string[] {
   const words = [...line.matchAll(/(?:\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^\s"'\\])+/g)].map(([word]) => word);
   const isOpen = /(^|[^\\])\s$/.test(line) && !isQuoted(words.at(-1) ?? '');
@@ -34,7 +34,7 @@ function wordsIn(line: string): string[] {
 /** True if a word ends within quotes. */
 const isQuoted = (word: string): boolean => /^("(\\.|[^"\\])*|'[^']*)$/u.test(partsOf(word).at(-1) ?? '');
 
-/** Splits a word into quoted texts, which may lack their last quote, and single characters. */
+/** Splits a word into quoted texts and single characters. A quoted text may lack its closing quote. */
 const partsOf = (word: string): string[] => word.match(/\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^"'\\]/gu) ?? [];
 
 const unquote = (word: string): string =>
@@ -43,8 +43,8 @@ const unquote = (word: string): string =>
     .join('');
 
 /**
- * Returns a function that formats a candidate for bash, with special characters escaped. bash replaces the text after an
- * open quote or, without one, after the last of its word breaks, such as a colon. Therefore the text before is left out.
+ * Returns a function that escapes a candidate for bash. bash replaces only the text after an open quote or, if no quote
+ * is open, after the last word break, such as a colon. The text before that is therefore left out.
  */
 function forBash(last: string, breaks: string): (candidate: string) => string {
   let [before, start, quote] = ['', 0, ''];
@@ -68,7 +68,7 @@ interface Line {
   /** The option whose value comes next. */
   open: Option | undefined;
   args: string[];
-  /** Values of options by their names in commander. */
+  /** Values of the options, by the name of the option in commander. */
   values: Map<string, string>;
 }
 
@@ -133,8 +133,8 @@ const lists: Readonly<Record<string, (client: Farhand, search: string) => Promis
 };
 
 /**
- * Returns candidates for --param: first the parameters of the saved command that the line names, then the values that
- * the parameter allows.
+ * Returns candidates for --param: the parameters of the saved command that the line names or, after `NAME=`, the values
+ * that this parameter allows.
  */
 async function parameters(
   client: Farhand,
@@ -161,7 +161,7 @@ async function paths(client: Farhand, current: string): Promise<string[]> {
   return named.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
 }
 
-/** Calls the configured broker. Returns no candidates if it does not answer within a second. */
+/** Calls the configured broker. Returns no candidates on failure. Ends the program after a second without an answer. */
 async function ask(use: (client: Farhand) => Promise<string[]>): Promise<string[]> {
   const place = where({});
   const { url, apiKey } = place;

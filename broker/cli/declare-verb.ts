@@ -149,7 +149,7 @@ const whole = (least: number) => (text: string) => {
   throw new InvalidArgumentError(`It must be a whole number, at least ${least}.`);
 };
 
-/** Functions that parse a flag's value, by the word in its brackets. */
+/** Functions that parse a flag's value, by the word in the flag's brackets. */
 const readers: Readonly<Record<string, Reader>> = {
   count: whole(1),
   number: whole(0),
@@ -177,7 +177,7 @@ const readers: Readonly<Record<string, Reader>> = {
   },
 };
 
-/** Parses a list of tags. An empty list usually comes from a variable that is not set; as a filter it would match all. */
+/** Parses a list of tags. Refuses an empty list: it usually comes from an unset variable, and would filter nothing. */
 const tags: Reader = (text, before) => {
   const all = list(text, before);
   if (all.length > 0) return all;

@@ -102,7 +102,7 @@ function inventoryText(found: Inventory): Promise<string> {
   });
 }
 
-// ---- Exports
+// ---- CSV and Ansible
 
 /** Returns the items as CSV (RFC 4180) with a heading. */
 function csvOf(items: readonly Listed[]): string {

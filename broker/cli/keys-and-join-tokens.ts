@@ -11,8 +11,8 @@ import { checkPrinted } from './stdout-stderr-and-exit.ts';
 import { type Given, routeVerb } from './verb-from-route.ts';
 
 /**
- * Prints a new key alone on standard output, so that a script can store it in a file or a variable. `nextVerb`: the verb
- * to use if the key could not be printed.
+ * Prints a new key alone on standard output, so that a script can store it in a file or a variable. `nextVerb`: the
+ * verb to use if the key could not be printed.
  */
 const secretOnce = (nextVerb: string) => ({
   text: ({ key }: { key: string }): string[] => [key],
@@ -93,7 +93,7 @@ function checkScopes(...verbs: Command[]): void {
   }
 }
 
-/** A new secret must be valid for some time. `update-key` takes 0 too, which turns a key off. */
+/** Refuses --expires-in 0s: a new secret must be valid for some time. `update-key` accepts 0s to turn a key off. */
 function checkValidity(...verbs: Command[]): void {
   for (const { options } of verbs) {
     for (const option of options.filter((one) => one.attributeName() === 'expiresIn'))

@@ -26,7 +26,7 @@ export interface Transport {
   close(): Promise<void>;
 }
 
-/** Returns the client's options for connections through a dispatcher of undici. */
+/** Returns a transport whose connections go through a dispatcher of undici. */
 export function through(dispatcher: undici.Dispatcher): Transport {
   return {
     options: {

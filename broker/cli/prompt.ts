@@ -44,8 +44,8 @@ function endOfInput(): AbortSignal {
 }
 
 /**
- * The output of prompts. An unknown width is set to 80 columns, because a prompt would otherwise have a line break
- * after each character. A terminal can lose its width later, too.
+ * Returns the output of prompts. Sets an unknown width to 80 columns, now and after each resize, because a prompt would
+ * otherwise have a line break after each character.
  */
 function screen(): typeof process.stderr {
   const setWidth = (): void => {

@@ -50,7 +50,7 @@ const flags = {
   '--notify-success': 'emit the event schedule.completed when a run succeeds',
 };
 
-/** Pairs of flags, by their names in commander. A new schedule needs exactly one flag of each pair. */
+/** Pairs of flags, each with its name in commander. A new schedule needs exactly one flag of each pair. */
 const choices = [
   ['where to run', ['machine', '--machine'], ['tags', '--tags']],
   ['what to run', ['command', '--command'], ['savedCommand', '--saved-command']],

@@ -16,8 +16,8 @@ export const receiverCells = {
 };
 
 /**
- * Adds the verbs `test` and `deliveries`. `what`: what `test` sends. `test`: help text of that verb. `fields`: columns
- * of the deliveries.
+ * Adds the verbs `test` and `deliveries`. `what`: noun for what `test` sends. `test`: help text of that verb. `fields`:
+ * columns of the deliveries.
  */
 export function addDeliveries(
   parent: Command,

@@ -180,21 +180,21 @@ function mayWorkLater(error: unknown): boolean {
   return why !== 'ended' && why !== 'forbidden';
 }
 
-/** Returns why a terminal was closed before the terminal was ready; undefined for other errors. */
+/** Returns why a terminal was closed before it was ready; undefined for other errors. */
 function endingIn(error: unknown): Ending | undefined {
   const reason = error instanceof StartError && error.cause instanceof Error ? error.cause.cause : undefined;
   // The cast is safe: the SDK sets the cause of its error to an Ending.
   return reason as Ending | undefined;
 }
 
-/** Makes the program in the terminal draw its whole screen, by two changes of the size. */
+/** Makes the program in the terminal redraw its whole screen, by changing the size of the terminal twice. */
 function redraw(terminal: Terminal): void {
   const { columns, rows } = process.stdout;
   if (rows > 1) terminal.resize(columns, rows - 1);
   terminal.resize(columns, rows);
 }
 
-/** Connects a terminal to this program's input and output until it ends. */
+/** Connects a terminal to this program's input and output until the terminal ends. */
 async function drive(
   terminal: Terminal,
   observe: boolean,
@@ -203,7 +203,7 @@ async function drive(
   const restore = rawMode();
   const input = typeInto(terminal, observe);
   const left = (): void => terminal.detach();
-  // Reading input fails if the terminal's window is closed.
+  // Reading input fails if the user closes the window of the local terminal.
   process.stdin.on('error', left);
   try {
     for await (const bytes of terminal.output) {
@@ -221,8 +221,8 @@ async function drive(
 
 interface Typing {
   /**
-   * Call this with each piece of the terminal's output. After the end of the local input, it sends another Ctrl-D if
-   * the piece may end with a prompt of the shell.
+   * Must be called with each piece of the terminal's output. Once the local input has ended, sends another Ctrl-D
+   * after each piece that may end with a prompt of the shell.
    */
   answer(bytes: Uint8Array): void;
   stop(): void;

@@ -18,7 +18,7 @@ type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;
 
 /** Milliseconds between two requests for the state of an upgrade. */
 const pollMs = 1_000;
-/** Maximum number of failed machines whose messages are printed. */
+/** Maximum number of machines that are printed for each of the statuses failed and skipped. */
 const mostFailures = 20;
 
 const upgradeSpec = {
@@ -217,6 +217,6 @@ function signatureOf(file: string): Promise<string> {
   });
 }
 
-/** Returns the first digits of a fingerprint. The JSON output contains the whole fingerprint. */
+/** Returns the first 16 digits of the signing key's fingerprint. The JSON output contains all digits. */
 const keyText = ({ signed_by }: { signed_by: string | null }): string | null =>
   signed_by && `${signed_by.slice(0, 16)}…`;

@@ -34,8 +34,8 @@ interface RouteVerb<T> extends Partial<VerbSpec> {
   /** Returns further input, from flags that are not fields of the route. */
   input?: (given: Given) => Item | Promise<Item>;
   /**
-   * Is set if the verb's effect cannot be undone. `what` is the action that the user must confirm. `done` is its past
-   * tense, which is printed afterwards.
+   * Is set if the verb's effect cannot be undone. The user must confirm `what`, such as "delete the package".
+   * Afterwards `done` is printed, such as "deleted".
    */
   destroys?: [what: string, done: string];
   view?: View<T>;
@@ -88,8 +88,8 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
 }
 
 /**
- * Returns a function that warns if another object has the name of a new one, because verbs then need an id. `what`: a
- * key of `kinds`.
+ * Returns a function that warns if a new object has the name of an older one: verbs then need an id instead of the
+ * name. `what`: a key of `kinds`.
  */
 export const warnOfSameName =
   (what: string) =>
@@ -97,7 +97,7 @@ export const warnOfSameName =
     try {
       await kinds[what]?.find(client, name);
     } catch (error) {
-      // Another error is no reason to fail: a key may be allowed to create objects, but not to list them.
+      // All other errors are ignored: a key may be allowed to create objects, but not to list them.
       if (error instanceof StartError) hint(`farhand: ${error.message}`);
     }
   };

@@ -1,4 +1,4 @@
-// SQL of the tables that list brokers and the owners of machines. All times are of the database's clock.
+// SQL of the tables that list brokers and the owners of machines. All times are read from the database's clock.
 import { knownGenerations } from '../state/documents-in-postgres.ts';
 
 /** Milliseconds for which a lease is valid after a renewal. */
@@ -81,7 +81,7 @@ export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 /**
  * Lists the brokers that share a database, with the seconds until their leases end and the numbers of their machines.
  * Leaves out brokers whose lease ended over an hour ago. Also leaves out the old row of a broker that was started
- * again: the lease in that row has ended, and a valid lease has the same URL.
+ * again: the lease in that row has ended, and a newer row with the same URL has a valid lease.
  */
 export const listingBrokers = `SELECT id, url, directory_id, (extract(epoch FROM lease_until) * 1000)::float8 AS until_ms,
   (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
@@ -100,8 +100,8 @@ export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_tim
 export const redeemingToken =
   'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';
 /**
- * Each broker runs these statements once a minute. The second one is for a broker that was started again, and has a new
- * row with the same directory_id. Once the lease in the old row has expired, it deletes the old row.
+ * Each broker runs these statements once a minute. The second one deletes the old row of a broker that was started
+ * again: the lease in that row has expired, and a newer row with the same directory_id has a valid lease.
  */
 export const expiring = [
   'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()',

@@ -1,4 +1,4 @@
-// Deletes rows about brokers, owners and tokens that are no longer needed. Every broker does so regularly.
+// Regularly deletes database rows that are no longer needed, such as the rows of stopped brokers and expired tokens.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';

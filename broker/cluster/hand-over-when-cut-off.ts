@@ -31,7 +31,7 @@ interface Services {
   log: Logger;
 }
 
-/** Begins to watch for the loss of the database. Call the returned function to stop. */
+/** Regularly checks whether agents and clients must go to another broker. Call the returned function to stop. */
 export function handOverWhenCutOff({ cluster, streams, ask, spreadMs, log }: Services): () => void {
   let isAsking = false;
   let hasHandedOver = false;

@@ -52,7 +52,7 @@ export class Cluster implements Owners {
   readonly #history: History;
   readonly #connection: LeaseConnection;
   readonly #lease: Lease;
-  /** Tasks that one broker does for all brokers. */
+  /** This broker's claims to tasks that one broker does for all brokers. */
   readonly claims: Claims;
   /** Machines of this broker whose open work is not loaded. The next read of owners loads it. */
   readonly #unloaded = new Set<string>();
@@ -66,7 +66,7 @@ export class Cluster implements Owners {
   #isTaking = false;
   readonly #endsOfLinks: EndsOfLinks;
   #stops: (() => void)[] = [];
-  /** Text of the last logged failure to renew the lease; empty after a success. The same failure is logged once. */
+  /** Text of the last failure that was logged as an error; empty after a success. Repetitions are logged as debug. */
   #loggedFailure = '';
   #isClosed = false;
 
@@ -156,7 +156,7 @@ export class Cluster implements Owners {
     return this.#owners.elsewhere(machineId);
   }
 
-  /** Returns the living broker that owns a machine, also if it is this one. */
+  /** Returns the broker that owns a machine, which may be this one; undefined if that broker is not alive. */
   brokerOf(machineId: string): Peer | undefined {
     return this.#owners.living(machineId);
   }

@@ -34,7 +34,7 @@ export class OwnersAsLastRead {
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
   /**
-   * How often `#connection` had been opened when the last read began. If it was opened again since, read() reads
+   * `#connection.connects` at the start of the last read. If the connection was opened again since then, read() reads
    * everything again.
    */
   #connects = 0;

@@ -22,8 +22,8 @@ export class BatchFollower {
 
   /**
    * Removes abandoned batches, and finds the batches that are still incomplete. Call this before this broker takes over
-   * machines. A takeover does not load the commands of incomplete batches: read() loads them once the batch is
-   * complete. read() would miss a batch that is completed after a takeover and before this call.
+   * machines. A takeover does not load the commands of incomplete batches. read() loads them later, but only for
+   * batches that this call has found incomplete, and for newer batches.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

@@ -191,8 +191,8 @@ export class Batches {
   }
 
   /**
-   * Stores a batch in slices and adds its commands to `members`. If this fails, removes the incomplete batch. After a
-   * crash, the next start of the broker removes it.
+   * Stores a batch in slices and adds its commands to `members`. If this fails, removes the incomplete batch. If the
+   * broker crashes, a broker that starts later removes the incomplete batch.
    */
   async #store({ batch, members, params, machines, caller, hooks }: NewBatch): Promise<Command[]> {
     const { scheduler, store, log } = this.#context;

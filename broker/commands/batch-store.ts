@@ -169,7 +169,7 @@ export class BatchStore {
     return isOver || (concurrency !== null && Number(row?.sent) >= concurrency);
   }
 
-  /** Returns the ids of those batches that were cancelled. */
+  /** Returns those of the given ids whose batches were cancelled. */
   async cancelled(ids: readonly string[]): Promise<string[]> {
     const some = 'SELECT id FROM batches WHERE cancel <> 0 AND id IN (SELECT value FROM json_each(?))';
     const rows = await this.#history.all(some, JSON.stringify(ids));
@@ -218,7 +218,7 @@ export class BatchStore {
 
   /** Counts the members of a batch by status, on these machines or on all. */
   async tally(batchId: string, machines?: readonly MachineId[]): Promise<Tally[]> {
-    // A batch can have 10,000 commands. read() counts them without blocking the event loop.
+    // A batch can have 10,000 commands. Unlike all(), read() counts them without blocking the event loop.
     const sql = `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
        WHERE batch_id = ?1 AND (CAST(?2 AS TEXT) IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`;
     const values = [batchId, machines ? JSON.stringify(machines) : null];

@@ -1,5 +1,5 @@
-// Decides which waiting command starts next, and ends commands that can no longer run. Has all open commands in the
-// order of their creation.
+// The scheduler: decides which waiting command starts next, and ends commands that can no longer run. It contains all
+// open commands, in the order of their creation.
 
 import type { Caller } from '../../shared/api/route-table.ts';
 import { after, every, now } from '../../shared/clock.ts';
@@ -19,7 +19,7 @@ import type { CommandContext } from './shared-by-open-commands.ts';
 const mostDecisions = 32;
 /** Milliseconds until the scheduler tries again after an error. */
 const retryMs = 1_000;
-/** Milliseconds after which a command of a machine that stays offline counts as lost. */
+/** A dispatched command counts as lost if its machine has been offline for this many milliseconds. */
 const noReportMs = 24 * 3_600_000;
 const silenceCheckMs = 3_600_000;
 
@@ -37,7 +37,7 @@ export class Scheduler {
   /** True after a change of keys or machines. The next round then checks the rights of all waiting commands. */
   #checkingRights = false;
   #isDecisionPlanned = false;
-  /** Number of reads of open commands that are in progress. */
+  /** Number of calls of #load() that are in progress. */
   #loads = 0;
   /**
    * Ids of commands that ended while open commands were being read from the database. The result of the read may still
@@ -66,7 +66,7 @@ export class Scheduler {
     ];
   }
 
-  /** Recovers the commands, and their batches, that had not ended when an earlier broker process stopped. */
+  /** Removes incomplete batches, and loads the commands that had not ended when an earlier broker process stopped. */
   async recover(): Promise<void> {
     await this.#context.store.batches.removeIncomplete();
     await this.#load();
@@ -173,8 +173,8 @@ export class Scheduler {
   }
 
   /**
-   * Runs `write`, which stores these commands. Afterwards the scheduler may start them. If they could not be
-   * stored, they are removed.
+   * Runs `write`, which stores these commands. Afterwards the scheduler may start them. If `write` fails, the scheduler
+   * removes them.
    */
   async store(added: readonly OpenCommand[], write: () => Promise<void>): Promise<void> {
     try {

@@ -26,8 +26,8 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   /** Time until which the command may wait for its machine; null without `queue_for`. */
   queue_until: number | null;
   /**
-   * Journal id that the agent had when it got the command; empty if no agent has the command. An agent that has another
-   * journal id now has lost its data.
+   * Journal id that the agent had when it got the command; empty if no agent has the command. If the agent's journal id
+   * is different now, the agent has lost its data.
    */
   journal_id: string;
   /** True once a request has cancelled the command. */
@@ -119,7 +119,7 @@ export function specOf(params: CommandParams): Spec {
   return { command, direct, args: args ?? [], cwd, env, user, stdin, timeout_ms: timeout, input };
 }
 
-/** The capabilities that --allow of the agent must include for this command. */
+/** The capabilities that the agent's setting --allow must include for this command. */
 export const capabilitiesFor = ({ user }: CommandParams): string[] =>
   user === undefined ? ['exec'] : ['exec', 'user'];
 

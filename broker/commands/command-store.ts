@@ -104,8 +104,8 @@ export class CommandStore {
     { keepMs, keepBytes }: CommandSettings,
   ): Promise<CommandStore> {
     const { history } = services;
-    // Version 0.1.0 created these tables in three steps. `tables` begins with a single step in place of these three,
-    // and its number is 3.
+    // Version 0.1.0 created these tables in three steps. The first step in `tables` replaces all three, so it has the
+    // number 3.
     await history.migrate('commands', tables, 3);
     history.count(countedCommands);
     await BatchStore.migrate(history, keepMs);
@@ -122,8 +122,6 @@ export class CommandStore {
       for (const row of own) store.#storedBytes -= Number(row.kept_bytes);
       outputs.remove(own.map((row) => textIn(row, 'id')));
     };
-    // The broker that has the output files removes them together with the row. If that broker does not run, another
-    // broker removes the row a day later.
     const where = `finished_at < ?1 AND (kept_bytes = 0 OR ${here} OR finished_at < ?1 - ${longerMs})`;
     history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
     return store;

@@ -11,7 +11,7 @@ type Parameter = SavedCommand['parameters'][number];
 type Value = NonNullable<Parameter['default']>;
 export type ParameterValues = Readonly<Record<string, Value>>;
 
-/** The form of a parameter in an argument. */
+/** A parameter in an argument, such as {{name}}. */
 const placeholder = /\{\{([a-z][a-z0-9_]*)\}\}/g;
 /** Milliseconds that all patterns of one request may take. A pattern that backtracks could otherwise take hours. */
 const patternMs = 50;
@@ -112,7 +112,7 @@ function textOf(parameter: Parameter, given: Value | undefined, time: PatternTim
   const text = String(value);
   const problem = problemOf(parameter, text, time);
   if (problem !== undefined) throw refused(name, problem);
-  // 010 becomes 10, and -0 becomes 0. A program could read 010 as the octal number 8, but 10 was checked above.
+  // 010 becomes 10, the number that was checked above: a program could read 010 as the octal number 8.
   return type === 'integer' ? String(Number(text)) : text;
 }
 

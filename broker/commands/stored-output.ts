@@ -214,7 +214,7 @@ export class OutputDirectory {
     return readdir(this.#directory).catch(() => []);
   }
 
-  /** True if the disk has space for this many more bytes. A runaway command must not fill the disk. */
+  /** True unless the disk is nearly full: a runaway command must not fill it. `bytes` counts toward the next check. */
   async hasSpaceFor(bytes: number): Promise<boolean> {
     this.#unchecked += bytes;
     if (this.#unchecked < checkEveryBytes) return this.#hasSpace;

@@ -1,5 +1,4 @@
-// The SDK client of this page. It adds the console's own header to requests, and notices the end of the
-// login.
+// The SDK client of the console. It adds the console's own header to requests, and reports when the login has ended.
 import { signal } from '@preact/signals';
 import { failureOf } from '../../shared/sdk/errors-and-envelopes.ts';
 import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
@@ -23,7 +22,7 @@ interface Confirmation {
   loginId: string;
   resolve: (done: boolean) => void;
 }
-/** The request that waits until the API key is entered again; undefined if there is none. */
+/** Set while requests wait for the user to enter the API key again. */
 export const confirmation = signal<Confirmation | undefined>(undefined);
 
 async function fetchAsConsole(input: string | URL | Request, init: RequestInit = {}): Promise<Response> {
@@ -43,7 +42,7 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
 }
 
 /**
- * Handles an answer 403. If the broker requires the API key to be entered again, asks the user for it, and returns true
+ * Handles an answer with status 403. If the broker requires the API key again, asks the user for it, and returns true
  * once it was entered. Also counts the answers that report a missing scope.
  */
 async function isConfirmed(response: Response): Promise<boolean> {

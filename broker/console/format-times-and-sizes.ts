@@ -8,7 +8,7 @@ const units: readonly (readonly [name: string, ms: number])[] = [
   ['s', secondMs],
 ];
 
-/** Returns a duration in its largest unit, such as `3 min`. Less than a second is in milliseconds. */
+/** Returns a duration in its largest unit, such as `3 min`. Durations below a second are in milliseconds. */
 export function durationText(ms: number): string {
   const [name, size] = units.find(([, of]) => ms >= of) ?? ['ms', 1];
   const value = ms / size;

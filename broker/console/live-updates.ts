@@ -83,8 +83,8 @@ let openedBefore = false;
 
 function opened(): void {
   stream.value = 'open';
-  // The page has missed the changes during an interruption, so it loads all data again. At the first connection it has
-  // just loaded the data.
+  // After an interruption, the page loads all data again, because it has missed changes. At the first connection, its
+  // data is still new.
   if (openedBefore) {
     void identifyAgain();
     for (const { returned } of [...listeners]) returned();
@@ -101,7 +101,7 @@ function readVisibility(): void {
       visible.value = false;
     });
 }
-// A tab that is opened in the background gets no event, so its visibility is read here.
+// A tab that is opened in the background gets no visibilitychange event, so its visibility is read here.
 readVisibility();
 document.addEventListener('visibilitychange', readVisibility);
 

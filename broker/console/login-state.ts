@@ -52,11 +52,11 @@ export async function identify(): Promise<void> {
 let identifying: Promise<void> | undefined;
 
 /**
- * Loads the rights of the key again, because they may have changed. Without an answer, the known rights stay. Calls
- * during a request wait for its answer. An answer that arrives after a logout or a new login is ignored.
+ * Loads the rights of the key again, because they may have changed. If the broker does not answer, the known rights
+ * stay. Calls during a request wait for its answer. An answer that arrives after a logout or a new login is ignored.
  */
 export function identifyAgain(): Promise<void> {
-  // Without peek(), an effect that calls this would run again after each answer.
+  // Without peek(), an effect that calls identifyAgain() would run again after each answer.
   const before = me.peek();
   identifying ??= client.keys
     .me()

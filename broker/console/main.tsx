@@ -1,4 +1,4 @@
-// Entry point of the console: removes a login ticket from the URL and draws the page.
+// Entry point of the console: logs in if the URL contains a login ticket, then draws the page.
 import { render } from 'preact';
 import { App } from './app.tsx';
 import { logIn, takeTicket } from './login-state.ts';

@@ -25,7 +25,7 @@ type Guard = (leave: () => void) => void;
 let guard: Guard | undefined;
 /**
  * The position of the displayed page in the history of the tab. Each entry of the history has its own position as its
- * state. An entry without one is new: a changed fragment in the address bar made it.
+ * state. An entry without a position is new: the user has changed the fragment in the address bar.
  */
 let position = 0;
 const positionHere = (): number => {
@@ -72,7 +72,7 @@ export function leaveFor(run: () => void): void {
 }
 
 addEventListener('popstate', () => {
-  // The browser has just added an entry behind the displayed one, for a part of the same page.
+  // The browser has just added an entry after the displayed one, because the fragment in the address bar changed.
   if (typeof history.state !== 'number') {
     position += 1;
     history.replaceState(position, '');
@@ -84,8 +84,8 @@ addEventListener('popstate', () => {
     agreed = steps;
     history.go(steps);
   };
-  // Back and Forward change the URL before the guard can be asked, so the browser first goes back to the displayed
-  // page. A new entry for that page would remove the later entries, which Forward opens.
+  // Back and Forward change the URL before the guard can be asked, so history.go() first returns to the displayed page.
+  // pushState() would remove the entries after it, which Forward opens.
   if (steps !== 0 && steps !== agreed && isGuarded(leave)) history.go(-steps);
   else show();
 });

@@ -14,7 +14,7 @@ export function after(ms: number, run: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
-/** Returns a function that calls `run` after `ms` milliseconds. Calls until then have no further effect. */
+/** Returns a function that calls `run` after `ms` milliseconds. Further calls in this time have no effect. */
 export function soon(ms: number, run: () => void): { (): void; cancel(): void } {
   let stop: (() => void) | undefined;
   const cancel = (): void => {

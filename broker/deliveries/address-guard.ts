@@ -129,7 +129,7 @@ export class AddressGuard {
   }
 }
 
-/** Parses an address, also in brackets or an IPv6 address with a zone; undefined for other text. */
+/** Parses an address, which may be in brackets, and may have a zone if it is IPv6. Returns undefined for other text. */
 function addressOf(text: string): Address | undefined {
   // Text such as 8.8.8.8%.example.org is a host name, because IPv4 addresses have no zones (RFC 4007).
   const plain = text.replace(/^\[|\]$/g, '').replace(/^([^%]*:[^%]*)%[\w.-]+$/, '$1');

@@ -31,8 +31,8 @@ export interface Receivers<R extends Receiver> {
   /** Makes one attempt. Never rejects. */
   send(receiver: R, message: Message, signal: AbortSignal): Promise<Outcome>;
   /**
-   * Called after the last attempt of a delivery has failed, in the transaction that stores the outcome. Alert channels
-   * do not have it. They stay enabled, because their next alert may be more important.
+   * Called after the last attempt of a delivery has failed, in the transaction that stores the outcome. Webhooks are
+   * then disabled. Alert channels lack this function and stay enabled, because their next alert may be more important.
    */
   gaveUp?(receiver: R, delivery: Delivery, transaction: HistoryTransaction): void;
 }
@@ -129,7 +129,7 @@ export class DeliveryQueue<R extends Receiver> {
     });
   }
 
-  /** Must be called when the table may have changed. Reads the waiting deliveries again, and checks for due ones. */
+  /** Reads the waiting deliveries again, and checks for due ones. Call this when the table may have changed. */
   reread(id: string): void {
     this.#queueOf(id).reset();
     this.wake(id);
@@ -271,7 +271,7 @@ export class DeliveryQueue<R extends Receiver> {
     const { waits } = this.#retry;
     const wait = waits[Math.min(tries, waits.length - 1)] ?? 0;
     if (retryAfter !== null) return Math.min(Math.max(retryAfter, wait), 2 * wait);
-    // The random 10 % keep retries from happening all at once.
+    // The time varies by up to 10 %, so that retries do not happen all at once.
     return Math.round(wait * (0.9 + Math.random() * 0.2));
   }
 

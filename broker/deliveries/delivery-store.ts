@@ -61,7 +61,7 @@ const countedDeliveries: CountedTable = {
   ...{ table: 'webhook_deliveries', time: 'created_at', number: 'rowid' },
   ...{ columns: ['webhook_id', 'type', 'status'], scope: 'webhook_id' },
 };
-/** Where pages of deliveries are read from. */
+/** The parameters with which pageOfRows() reads pages of deliveries. */
 export const deliveryRows = {
   ...{ table: 'webhook_deliveries', columns: '*', counted: countedDeliveries },
   tie: ['rowid'],
@@ -155,8 +155,8 @@ export class DeliveryStore {
     transaction: HistoryTransaction,
     anyStatus = false,
   ): Promise<boolean> {
-    // In saveAttempt(), another due time means that the delivery was requested again during the attempt. So the new due
-    // time must differ from the old one: if both are the same millisecond, 1 ms is added.
+    // If the due time has changed, saveAttempt() knows that the delivery was requested again during the attempt. So the
+    // new due time must differ from the old one: if both are the same millisecond, 1 ms is added.
     const changed = await transaction.get(
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)

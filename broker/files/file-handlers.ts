@@ -116,7 +116,7 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
       if (received > contentBytes) throw badAnswer('is larger than requested');
     }
   } finally {
-    // The bytes have arrived, or the call has failed. The JSON text of the answer counts toward another quota.
+    // The quota `contents` is for bytes that arrive. The JSON text of the answer counts toward another quota.
     release();
   }
   const entry = assertEntry(head?.entry);

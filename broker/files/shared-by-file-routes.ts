@@ -141,7 +141,7 @@ export function assertEntry(entry: FileEntry__Output | null | undefined): FileEn
   throw badAnswer('lacks the details of the file');
 }
 
-/** Checks a machine's ETag before it is sent in a header (RFC 9110 section 8.8.3). Throws machine_error. */
+/** Returns a machine's ETag for a header. Throws machine_error if it violates RFC 9110 section 8.8.3. */
 export function assertEtag(etag: string): string {
   if (/^"[\x21\x23-\x7e]{0,200}"$/.test(etag)) return etag;
   throw badAnswer('has an invalid ETag');

@@ -125,7 +125,7 @@ async function writeContent(services: FileServices, input: Input<Route<'write'>>
   return putFile(services, { ...input, overwrite: true }, pieces(content), caller, short(caller));
 }
 
-/** Writes a file. All parameters are known before its bytes, unlike those of a form. */
+/** Writes a file whose parameters are all known before its bytes. Those of a form may come later. */
 async function putFile(
   services: FileServices,
   input: Omit<Input<Route<'put'>>, 'content'>,

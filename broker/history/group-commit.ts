@@ -147,7 +147,6 @@ export class GroupCommit {
     }
   }
 
-  /** Undoes a transaction. */
   async #undo(): Promise<void> {
     await this.writer.rollback().catch(() => {});
   }

@@ -33,7 +33,7 @@ export function jsonIn(row: Row, column: string): unknown {
 /** Selects the rows of a table to delete, oldest first. */
 export interface Retention {
   table: string;
-  /** A column of times in milliseconds. */
+  /** The column with the time of a row, in milliseconds since 1970. */
   column: string;
   keepMs: number;
   /** Maximum number of rows of the table. If there are more, the oldest rows are deleted, whatever their age. */

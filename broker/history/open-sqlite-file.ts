@@ -65,8 +65,8 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
 }
 
 /**
- * Returns true if the file already belongs to this installation. Throws StartError if data is missing and the user
- * has not accepted the loss. Does not write.
+ * Returns true if the file already belongs to this installation, false if it is new. Throws StartError as openHistory()
+ * does. Does not write.
  */
 function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {
   const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };

@@ -84,7 +84,7 @@ export function addressOf({ database_url, database_password_file }: PostgresSett
   return { config, name: `postgres://${user}@${host}:${port}/${database}` };
 }
 
-/** Without sslmode, connections to other machines use TLS and verify the server's name. */
+/** Returns the TLS options. Without sslmode, connections to other machines use TLS and verify the server's name. */
 function tlsOf(given: Record<string, string>, host: string): ClientConfig['ssl'] {
   const { sslmode, sslrootcert, sslcert, sslkey } = given;
   const isLocal = host.startsWith('/') || isLoopback(host);

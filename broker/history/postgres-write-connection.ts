@@ -30,7 +30,7 @@ export const commitLock = lock + 2;
  * committed.
  */
 export const newsChannel = 'farhand';
-/** Prefix of the id of a broker that uses the database alone, in the table `writers`. */
+/** In the table `writers`, the prefix of the id of a broker that uses the database alone. */
 const alone = 'only';
 /** Milliseconds after which the server ends a transaction of a broker that is frozen, so that the others can commit. */
 const frozenMs = 3_000;
@@ -158,7 +158,8 @@ export class PostgresSession implements Writer {
 
   /**
    * Creates this broker's row in the table `writers`, which must exist. Call it before the first transaction. Deletes
-   * the row of a broker that used the database alone: if it still runs, it thus notices this broker when it reconnects.
+   * the rows of brokers that cannot share the database with this one. If such a broker still runs, it finds its row
+   * missing when it reconnects.
    */
   async createWriterRow(): Promise<void> {
     await this.execute('DELETE FROM writers WHERE id LIKE ?', [
@@ -231,8 +232,8 @@ export class PostgresSession implements Writer {
   }
 
   /**
-   * Stores a new `session`, so that transactions fail if an earlier connection begins them. A transaction that has
-   * already begun has locked the row, so this query waits for its end. Returns the number of the last committed
+   * Stores a new `session`, so that an earlier connection can begin no more transactions. If it has begun one, that
+   * transaction has locked the row, so this query waits for its end. Returns the number of the last committed
    * transaction; undefined if this broker's row is missing.
    */
   async #fence(client: Client): Promise<number | undefined> {
@@ -306,7 +307,7 @@ export class PostgresSession implements Writer {
     this.#use(client);
   }
 
-  /** Logs and returns the error that another broker has used the database: this broker's memory is out of date. */
+  /** Logs and returns an error: another broker has used the database, so this broker's memory is out of date. */
   #usedByAnother(): Error {
     const message = `another broker has written to ${this.#address.name} while this broker was disconnected: restart this broker`;
     this.#log.error(message);
@@ -355,7 +356,7 @@ async function assertUsable(client: Client, name: string, log: Logger): Promise<
   if (standby === 'true')
     throw new StartError(`${name} is a standby that cannot be written: use the primary`, 1);
   if (fsync === 'off') log.warn(`${name} has fsync off: a power failure can lose or damage its data`);
-  // A commit that was answered must survive a crash of the server.
+  // A commit that the server has confirmed must survive a crash of the server.
   await client.query(
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
   );

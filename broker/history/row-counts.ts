@@ -15,8 +15,8 @@ export interface CountedTable {
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
   /**
-   * One of `columns`, if every list is filtered by it, such as `schedule_id`. It is the first column of the counts'
-   * primary key, so that a query reads only the counts of one value.
+   * The one of `columns` that every list filters by, such as `schedule_id`; undefined if there is none. It is the first
+   * column of the counts' primary key, so that a query reads only the counts of one value.
    */
   scope?: string;
 }
@@ -140,8 +140,8 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 
 /**
  * Returns an SQL query for the total of a list: the number of rows within the bounds that meet the condition `where`.
- * `columns` are the columns in `where`. sumOf() computes the total from the query's row. Returns undefined if no stored
- * counts fit these columns and bounds.
+ * Returns undefined if no stored counts fit the bounds and `columns`, which are the columns in `where`. sumOf()
+ * computes the total from the query's row.
  */
 export function totalOf(
   counted: CountedTable,

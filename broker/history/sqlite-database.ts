@@ -14,7 +14,7 @@ import {
 import { HistoryReader } from './sqlite-read-client.ts';
 import { prepareOnce } from './sqlite-statement-cache.ts';
 
-/** Pages that a backup copies at a time, so that other work can use the disk in between. */
+/** Number of database pages that a backup copies at a time. Other work can use the disk in between. */
 const copyPages = 256;
 
 /**

@@ -3,12 +3,12 @@ import { Worker } from 'node:worker_threads';
 import { historyReaderProgram } from '../../shared/paths-in-checkout-or-package.ts';
 import type { Query, Row } from './database-interface.ts';
 
-/** The answer of the thread to some queries. It answers in the order of the questions. */
+/** The thread's answer to one call of read(). The thread answers the calls in their order. */
 export type Answer = { rows: Row[][] } | { error: unknown };
 
 export class HistoryReader {
   readonly #file: string;
-  /** The questions that the thread has not answered, oldest first. */
+  /** The calls of read() that the thread has not answered, oldest first. */
   #waiting: PromiseWithResolvers<Row[][]>[] = [];
   /** The thread that reads. The first query starts it. If it has failed, the next query starts another one. */
   #thread: Worker | undefined;
@@ -41,7 +41,7 @@ export class HistoryReader {
   #start(): Worker {
     const thread = new Worker(historyReaderProgram, { workerData: this.#file });
     thread.on('message', (answer: Answer) => {
-      // A thread that has failed may still send an answer. Its questions were rejected already.
+      // A thread that has failed may still send an answer. #fail() has already rejected all calls that waited for it.
       const waiting = this.#thread === thread ? this.#waiting.shift() : undefined;
       if ('rows' in answer) waiting?.resolve(answer.rows);
       else waiting?.reject(answer.error);

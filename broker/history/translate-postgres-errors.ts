@@ -10,7 +10,7 @@ const wrong: Readonly<Record<string, string>> = {
   '42501': 'does not allow this user to create tables: make the user the owner of the database',
 };
 
-/** Code of the error if another broker owns the machine. The function fence() in the database raises it. */
+/** Code of the error that the database's function fence() raises if another broker owns the machine. */
 const otherOwnerCode = 'FH001';
 
 function codeOf(error: unknown): string {

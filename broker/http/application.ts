@@ -61,7 +61,7 @@ const ofContent = [
 const always = {
   'X-Content-Type-Options': 'nosniff',
   'Cache-Control': 'no-store',
-  // An answer loads nothing and is displayed in no frame.
+  // Browsers load nothing for an answer, and display it in no frame.
   'Content-Security-Policy': "default-src 'none'; frame-ancestors 'none'",
   'Cross-Origin-Resource-Policy': 'same-origin',
   'Referrer-Policy': 'no-referrer',
@@ -216,8 +216,8 @@ export function retryHeaders({ status, details }: Pick<AppError, 'status' | 'det
 }
 
 /**
- * Answers a request that matches no route. Without a valid key the answer is 401, so that it reveals nothing;
- * otherwise 405 with Allow, or 404.
+ * Answers a request that matches no route: 405 with Allow if its path has other methods, otherwise 404. Without a valid
+ * key the answer is 401, which reveals nothing, unless a route with this path needs no key.
  */
 async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
   // Browsers request this path by themselves, without a key. Refusing it here causes no warning in the log.

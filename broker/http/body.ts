@@ -135,8 +135,8 @@ const cutOff = (): AppError =>
   invalid('the body was cut off before its end, and nothing was changed: send the request again');
 
 /**
- * Reads a raw body until the request is over. The client sends the content only after the first read, so the content of
- * a refused request is not transferred.
+ * Yields a raw body. Throws the reason of `over` when it fires. A client that sent Expect: 100-continue sends the
+ * content only after the first read, so the content of a refused request is not transferred.
  */
 export async function* bytesOf(ctx: Context, over: AbortSignal): AsyncGenerator<Uint8Array> {
   sendContinue(ctx);

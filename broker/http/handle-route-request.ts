@@ -118,8 +118,8 @@ export function requestIdOf(ctx: Context): string {
 }
 
 /**
- * Returns all parts of a request except its body. It includes only headers that the route defines. In their names, `_`
- * stands for `-`.
+ * Returns all parts of a request except its body. Of the headers, returns only those that the route defines, with `_`
+ * in place of `-` in their names.
  */
 function partsOf(ctx: Context, route: Route): RawInput {
   const headers = Object.keys(route.headers).map((name) => [name, ctx.headers[name.replaceAll('_', '-')]]);
@@ -189,7 +189,10 @@ interface ClientsOf {
 /** Returns functions that identify the clients of one HTTP server: their address, key or login, and rate limit. */
 export function createClients(services: DispatchServices, { connections, forwardedClient }: ClientsOf) {
   const { keys, logins, proxies } = services;
-  /** Authenticates the client by the key in the header Authorization, or else by the cookie of its login. */
+  /**
+   * Authenticates the client by the header Authorization, or else by the cookie of its login. The header has a key, or
+   * a ticket if the client logs in.
+   */
   async function authenticated(ctx: Context, address: string, route?: Route): Promise<Client> {
     const authorization = ctx.get('authorization');
     const secret = authorization === '' ? secretIn(ctx.get('cookie')) : '';

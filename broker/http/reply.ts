@@ -23,7 +23,7 @@ interface Exchange {
   log: Logger;
 }
 
-/** Longest time in milliseconds for which the headers of a `quiet` stream wait for the first item of the stream. */
+/** Longest time in milliseconds that the headers wait for the first item of a `quiet` stream, which may come late. */
 const headMs = 50;
 /**
  * If a stream has no event for this number of milliseconds, the client gets a comment line (`beat`). Otherwise a proxy
@@ -220,7 +220,7 @@ async function* eventsOf(
   }
 }
 
-/** Writes an answer with one object. Its last field is an array, which is written batch by batch. */
+/** Yields an answer with one object. The object's last field is an array, which is written batch by batch. */
 async function* growingOf(
   { head, items, meta }: GrowingParts,
   { grows, parts }: Route,

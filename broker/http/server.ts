@@ -37,7 +37,7 @@ export interface Port extends AppPort {
    * the peer port.
    */
   forwardedClient?: (request: IncomingMessage) => Promise<Client>;
-  /** Milliseconds within which the headers of the first request must arrive. */
+  /** Timeout in milliseconds for the headers of a request, and for the TLS handshake. */
   silentMs: number;
   /** Certificate and private key; undefined for a server without TLS. */
   tls?: SecureContextOptions | undefined;

@@ -125,8 +125,8 @@ export function mayUseAll(key: Limits, limits: Limits, declared: Machines): bool
 }
 
 /**
- * The rights of a key. Each call uses the key as it is at that moment,
- * and throws unauthorized once it is revoked or expired.
+ * The rights of a key. Each call uses the key as it is at that moment, and throws unauthorized once it is revoked or
+ * expired.
  */
 export function rightsOf(declared: Keys & Machines, id: KeyId): Rights {
   const key = (): Key => currentKey(declared, id);
@@ -151,13 +151,16 @@ function may(state: State, scope: Scope, { key_id, login_id, machine_id }: Inten
   return key !== undefined && holds(key, scope) && reaches(key, machine_id, state);
 }
 
-/** True if the key of a queued command or a schedule may still run it. */
+/** Returns a function that returns true if the key of a queued command or a schedule may still run its command. */
 export function mayRun(state: State) {
   return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean =>
     may(state, 'commands:execute', { key_id: requested_by, machine_id });
 }
 
-/** True if the key of a schedule may still watch a path, and run its command when the path changes. */
+/**
+ * Returns a function that returns true if the key of a schedule may still watch a path, and run the command when the
+ * path changes.
+ */
 export function mayWatch(state: State) {
   return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean =>
     mayRun(state)({ requested_by, machine_id }) &&
@@ -208,8 +211,8 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 }
 
 /**
- * Calls `end` as soon as a key may no longer attach to a machine's sessions, or the login has ended. The returned
- * function stops watching.
+ * Returns a function that calls `end` as soon as a key may no longer attach to a machine's sessions, or the login has
+ * ended. To stop this, call the function that it returns.
  */
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {
@@ -224,8 +227,8 @@ export function whileAttachable(state: State) {
 }
 
 /**
- * Returns the present rights of a key, for the webhooks and alert channels that act for it. Returns undefined if
- * the key is revoked or expired.
+ * Returns a function that finds the present rights of a key, for the webhooks and alert channels that act for the key.
+ * It returns undefined if the key is revoked or expired.
  */
 export function rightsIn(state: State) {
   return (id: KeyId, declared: Declared = state) => {

@@ -25,8 +25,8 @@ import { CallLimits } from './call-limits.ts';
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
 /**
- * The streaming calls that have no answer yet, by call id. The function gets the stream with the machine's answer, at
- * most once.
+ * The streaming calls that have no answer yet, by call id. Each value is called at most once, with the stream of the
+ * machine's answer.
  */
 export type AnswerWaiters = Map<string, (stream: AnswerStream) => void>;
 
@@ -95,7 +95,7 @@ export class Calls {
       });
   }
 
-  /** This object, with the type of the methods that it has for the rpcs of the service. */
+  /** This object, typed as a stub that has a method for each rpc of the service. */
   get stub(): AgentStub {
     // The cast is safe: AgentStub is derived from the same service.
     return this as unknown as AgentStub;

@@ -1,5 +1,5 @@
-// Limits the number of open calls to one machine. Further calls wait for up to 10 s, or are refused at once if their
-// class is in `unqueued`.
+// Limits the number of open calls to one machine. Further calls wait up to 10 s for a free slot, except calls that last
+// long, such as those of terminals (see `unqueued`): they are refused at once.
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';

@@ -198,7 +198,7 @@ class AgentLink {
   readonly #calls: Calls;
   /** Time at which the last message arrived, in milliseconds of `monotonic`. `Heartbeats` reads it. */
   heardAt = monotonic();
-  /** Time since which messages wait and none was written; see Beating in heartbeats.ts. */
+  /** Undefined if no message waits to be written; see Beating in heartbeats.ts. */
   unwrittenSince: number | undefined;
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */

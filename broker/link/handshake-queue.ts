@@ -103,8 +103,8 @@ export class HandshakeQueue {
   }
 
   /**
-   * Closes the oldest connection that has not authenticated, and returns true, if it has exceeded `stalledMs`.
-   * Otherwise returns false, and tries again when the time is over.
+   * If the oldest connection that has not authenticated has exceeded `stalledMs`, closes it and returns true. Otherwise
+   * returns false, and tries again when the time is over.
    */
   #closeStalled(): boolean {
     const [[socket, begunAt] = [undefined, 0]] = this.#begun;

@@ -7,8 +7,8 @@ interface Beating {
   /** Time when the last message of the machine arrived, in milliseconds of `monotonic`. */
   readonly heardAt: number;
   /**
-   * Time since which messages wait and none was written, in milliseconds of `monotonic`; undefined if no message waits.
-   * probe() sets it to the present time.
+   * While messages wait to be written: the time when the last one was written, or else when they began to wait, in
+   * milliseconds of `monotonic`. Undefined if no message waits. probe() sets it to the present time.
    */
   readonly unwrittenSince: number | undefined;
   /** Called every heartbeat interval. */

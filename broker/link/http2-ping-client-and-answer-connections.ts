@@ -19,8 +19,8 @@ export interface Pings {
 const channel = 'http2.server.stream.created';
 
 /**
- * Pings each connection from its first stream that is no control stream. The pings end when a control stream begins or
- * the connection closes. After a call of the returned function, new connections get no pings.
+ * Pings each connection once a stream other than a control stream has begun on it. The pings end when a control stream
+ * begins or the connection closes. After a call of the returned function, new connections get no pings.
  */
 export function pingConnections(pings: Pings): () => void {
   const stops = new WeakMap<object, () => void>();

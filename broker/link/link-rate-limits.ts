@@ -66,8 +66,8 @@ export function createLinkLimits(services: { history: History; events: Events; l
     /** True if an authenticated machine may connect again in this minute. */
     admits: (machineId: string): boolean => hellos.take(machineId, machineId),
     /**
-     * Records the first takeover of a machine in a minute as an event. If there are more in that minute, another event
-     * at its end has their number.
+     * Records the first takeover of a machine in a minute as an event. If more follow, a second event at the end of the
+     * minute has their number.
      */
     takeover(one: Takeover): void {
       if (takeovers.take(one.machine.id, one)) record(one);

@@ -30,7 +30,7 @@ interface LiveServices {
 const betweenMs = 1_000;
 /**
  * Maximum number of ids of commands in one update. A batch can start thousands of commands in a second. The update then
- * leaves out the oldest changes, because any update makes the client load its list of commands again.
+ * leaves out the oldest ids. This is enough, because any update makes the client load its list of commands again.
  */
 const mostCommands = 200;
 

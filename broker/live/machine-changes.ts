@@ -56,10 +56,7 @@ export class MachineChanges {
     return waiting || this.#next() ? Promise.resolve() : this.#woken.wait(signal);
   }
 
-  /**
-   * Returns the oldest changes that were not sent yet, without those that the key may not see. Returns undefined if there
-   * are none.
-   */
+  /** Returns the oldest changes that were not sent yet and that the key may see; undefined if there are none. */
   take(): { machines?: LiveMachine[]; removed?: MachineId[] } | undefined {
     this.#compare();
     const machines: LiveMachine[] = [];

@@ -215,7 +215,7 @@ function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>
   return key !== undefined && holds(own, 'admin') && within(key, own);
 }
 
-/** Throws forbidden if the cookie would be sent without TLS. */
+/** Throws forbidden if others on the network could read the cookie. */
 function assertPrivate({ secure }: Caller): void {
   if (secure) return;
   const message =

@@ -1,5 +1,5 @@
 // Checks the login of a request: it must not have ended, and some requests need a recent confirmation with the key.
-// authorize.ts checks the rights of the login's key.
+// authorize-and-perform.ts checks the rights of the login's key.
 import type { Route } from '../../shared/api/route.ts';
 import type { KeyId, LoginId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';

@@ -11,7 +11,7 @@ import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
 import type { State } from '../state/index.ts';
 
 const settleMs = 2_000;
-/** Milliseconds that agents have to reconnect after a start of the broker, before their machines count as offline. */
+/** Milliseconds within which agents must reconnect after a start of the broker, or their machines count as offline. */
 const graceAtStartMs = 45_000;
 
 const tables = [

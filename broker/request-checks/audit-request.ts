@@ -30,8 +30,8 @@ export type Recorder = ReturnType<typeof createAuditRecorder>;
 /** Maximum number of recorded refusals of one key per minute. For further refusals only their number is recorded. */
 const mostRefusals = 60;
 /**
- * Maximum number of log lines per minute about unwritten audit records of requests that got the answer `unavailable`.
- * While the database cannot be reached, every request would otherwise add a line to the log.
+ * Audit records that cannot be written are logged. This is the maximum number of such log lines per minute for requests
+ * that got the answer `unavailable`: while the database cannot be reached, every request would add one.
  */
 const mostUnrecorded = 10;
 const minute = 60_000;
@@ -59,7 +59,9 @@ export function createAuditRecorder(
       .catch((error: unknown) => unrecorded.write(error, deeds));
 
   return {
-    /** Begins a record. Each write gets its details from `about`. Without `records`, settle() writes only failures. */
+    /**
+     * Begins a record. Each write gets its details from `about`. If `records` is false, settle() writes only failures.
+     */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newTimedId('audit', now());
       let committed = false;
@@ -115,7 +117,7 @@ function createUnrecordedLog(log: Logger) {
   };
 }
 
-/** One row for each machine of a request, or a single row without a machine. */
+/** One row for each machine of a request; a single row if it has none. */
 function deedsOf(who: Who, action: string, result: string, { machines, what }: AuditedRequest): Deed[] {
   const rows = machines.length > 0 ? machines : [null];
   return rows.map((machine_id) => ({ ...who, action, machine_id, what, result }));

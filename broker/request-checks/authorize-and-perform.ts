@@ -20,8 +20,8 @@ import { type FoundId, type RawInput, RequestParser, type Subject } from './pars
 type Found = {
   machines?: readonly MachineId[];
   /**
-   * A schedule with tags runs with the rights of this key. The key may use the schedule even if no machine has the
-   * tags. Undefined for all other objects.
+   * For a schedule with tags, the key with whose rights it runs. This key may use the schedule even if no machine has
+   * the tags. Undefined for all other objects.
    */
   ownKey?: KeyId;
   /** Id of the data directory with the output files of an ended command; undefined with a single broker. */
@@ -148,8 +148,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks all ids that have been read so far: those in path and query, and those in the body once it is read. Throws
-   * forbidden if the key may not use one of them. Otherwise throws …_not_found if one does not exist.
+   * Checks the login, the scope, and all ids that have been read so far (those in the body once it is read). Throws
+   * forbidden if the key may not use an id. Otherwise throws …_not_found if an id does not exist.
    */
   #identify(): void {
     const { services, route } = this.#guard;
@@ -226,8 +226,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks login, scope and ids against the present state. The key is found by its id, so a request with an API
-   * key continues even if the secret of the key is replaced meanwhile.
+   * Checks login, scope and ids against `declared`. The key is found by its id, so a request with an API key continues
+   * even if the secret of the key is replaced meanwhile.
    */
   #check(subjects: readonly Subject[], declared: Declared): void {
     const key = currentKey(declared, this.#who.key_id);
@@ -248,7 +248,7 @@ export class AuthorizedRequest<R extends Route> {
     }
   }
 
-  /** Checks the rights again in the transaction in which the request makes its change, and adds the audit rows. */
+  /** Adds the audit rows to the transaction of the change. In a state transaction, first checks the rights again. */
   readonly #commit: Caller['commit'] = (journal, made, machines) => {
     const found = foundBy(journal);
     if (found) {
@@ -272,7 +272,7 @@ function requireScope(key: Key, route: Route): void {
   });
 }
 
-/** The objects that a request names and that are in the history, by noun and id; undefined for an unknown id. */
+/** Objects that a request names and the history contains, by noun and id; undefined for an unknown id. */
 type Stored = ReadonlyMap<string, Found | undefined>;
 
 /**
@@ -355,10 +355,7 @@ export function handlerOf(handlers: Handlers, noun: string, operation: string): 
   return handler;
 }
 
-/**
- * Creates the function that answers a repeated request. It calls `operation` with the id of the object that
- * the first request created.
- */
+/** Creates the Recall function of a route. It calls `operation` to get the present state of the created object. */
 export function createRecall(
   handlers: Handlers,
   noun: string,

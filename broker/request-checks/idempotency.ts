@@ -45,7 +45,7 @@ interface MadeEntry extends OutboxEntry {
   resource_id: string;
 }
 
-/** What is stored of an earlier request: its answer, if any, and the id of the object that it created, if any. */
+/** The stored result of an earlier request: its answer, and the id of the object that it created, if any. */
 interface Earlier {
   answer: unknown;
   /** Hash of the form fields of an upload; null if no hash is stored. */
@@ -97,8 +97,8 @@ export class Idempotency {
   }
 
   /**
-   * Runs a request. If its Idempotency-Key was used before, answers it as a repeat instead. Throws conflict while the
-   * first request runs, and idempotency_mismatch if the first request was different.
+   * Runs a request, or answers it as a repeat if its Idempotency-Key was used before. Throws conflict while the first
+   * request runs, or if its answer had a secret; idempotency_mismatch if the first request was different.
    */
   async answer(request: KeyedRequest): Promise<unknown> {
     const { route, caller, key, path, content, recall } = request;

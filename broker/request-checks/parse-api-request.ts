@@ -50,7 +50,7 @@ interface IdPath {
   listed: boolean;
 }
 
-/** Maximum number of schema issues, or of wrong names, that one error lists. */
+/** Maximum number of schema issues, or of unknown names, that one error lists. */
 const mostNamed = 20;
 const longestName = 100;
 
@@ -95,8 +95,8 @@ export class RequestParser<R extends Route> {
   }
 
   /**
-   * Parses all parts. Throws invalid_request for a bad path, query or header, or if the body is null, a string, a number
-   * or a boolean. Throws validation_failed for any other bad body, such as an array.
+   * Parses all parts. Throws invalid_request for a bad path, query or header, or if the body is null, a string, a
+   * number or a boolean. Throws validation_failed for any other bad body, such as an array.
    */
   parse(raw: RawInput): Input<R> {
     const { query, body } = this.#route;
@@ -206,7 +206,7 @@ function idPathsIn(
   return [];
 }
 
-/** True if a definition contains an id schema at any depth. Recursive schemas are visited only once. */
+/** True if a schema contains an id schema at any depth. Recursive schemas are visited only once. */
 function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
   if (typeof value !== 'object' || value === null || seen.has(value)) return false;
   seen.add(value);

@@ -24,9 +24,7 @@ const failed = 'the broker’s disk reported an error; check the disk, and see t
 const tooManyFiles = 'the broker has too many files open; try again, or raise LimitNOFILE of its unit';
 const locked = 'another program has locked the broker’s history.db; try again when it has ended';
 
-/**
- * Failures of the broker's own files, by errno and by the result code of SQLite (sqlite.org/rescode.html).
- */
+/** Messages for failures of the broker's own files, by errno or SQLite result code (sqlite.org/rescode.html). */
 const storageTroubles: Readonly<Record<string, string>> = {
   ...{ ENOSPC: full, EDQUOT: full, EROFS: full, EIO: failed, EUCLEAN: failed },
   ...{ EMFILE: tooManyFiles, ENFILE: tooManyFiles },

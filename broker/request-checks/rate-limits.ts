@@ -117,8 +117,8 @@ function sharedLimiter(points: number, countTogether: CountTogether): RateLimite
 }
 
 /**
- * Counts a request or a wrong key, and returns the count in the present minute. It returns the count even if consume()
- * rejects because the limit is exceeded.
+ * Counts a request or a wrong key, and returns the count in the present minute, even if consume() rejects because the
+ * limit is exceeded.
  */
 async function spent(from: RateLimiterAbstract, what: string): Promise<RateLimiterRes> {
   return from.consume(what).catch((over: unknown) => {

@@ -15,14 +15,14 @@ interface ClockChange {
    */
   drift: number;
   /**
-   * Time of the last comparison, as the wall clock counts now: if the clock was set forward by an hour since then, this
-   * time is one hour later too.
+   * Time of the last comparison, corrected by `drift`: if the clock was set forward by an hour since then, this time is
+   * one hour later too.
    */
   corrected: number;
 }
 
 export class ClockWatch {
-  /** Time of the broker's start, as the wall clock counts now: each change of the clock changes this time too. */
+  /** Time of the broker's start, corrected for all changes of the clock since then. */
   started = now();
   /** The last jump forward that was not undone within a minute. */
   jump: ClockJump | undefined;

@@ -4,7 +4,7 @@ import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { monotonic } from '../../shared/clock.ts';
 
-/** Maximum time to wait for further changes, as a multiple of `settle`. After it, the command runs in any case. */
+/** Maximum time to wait for further changes, as a multiple of `settle`. Then the command runs in any case. */
 const mostSettles = 10;
 /** Maximum number of changed paths that are passed to a command. */
 const mostPaths = 1_000;
@@ -35,7 +35,7 @@ export class Changes {
     }
   }
 
-  /** Drops all changed paths, so that the command gets none. It would take an incomplete list for a complete one. */
+  /** Drops all changed paths, so that the command gets none. An incomplete list would look complete to the command. */
   forgetPaths(): void {
     this.#paths = undefined;
   }

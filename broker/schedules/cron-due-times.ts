@@ -70,14 +70,13 @@ export class Timetable {
 
   /**
    * Returns the wall time after which #nextByDay() searches for a due time. Usually this is the wall time of `instant`.
-   * When clocks are set back, they show an hour twice. If `instant` is in the second one, returns the last second of
-   * this hour.
+   * But if `instant` is in an hour that the clocks show for the second time, returns the last second of this hour.
    */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
     const instants = this.#zone.instantsOf(wall);
     if (instants.gap || instants.at[1] === undefined || instant < instants.at[1]) return wall;
-    // `instant` is in the repeated hour, whose wall times were all due when the clocks first showed them.
+    // `instant` is in a repeated hour. Its due times were due when the clocks first showed this hour.
     const [first, again] = instants.at;
     return this.#zone.transition(first, again) + this.#zone.offsetAt(first) - second;
   }

@@ -99,7 +99,7 @@ function patternOf(parts: readonly string[]): Pattern {
 const partsOf = (text: string): string[] =>
   split(text).map((part) => (part.split(',').includes('*') ? '*' : part));
 
-/** Splits an expression into six fields, in capitals. Throws validation_failed if that fails or it is too long. */
+/** Splits an expression into six fields, in capitals. Throws validation_failed if it is malformed or too long. */
 function split(text: string): string[] {
   if (text.length > longest) throw refusal('cron', `must have at most ${longest} characters`);
   const trimmed = text.trim();

@@ -24,7 +24,7 @@ export interface ClockJump {
 /** The next step for a schedule: either record all due times up to `missed` as missed, or run the due time `at`. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/** No schedule runs for this many milliseconds after the clock jumped forward, because it may be set back. */
+/** No schedule runs for this many milliseconds after a forward jump, because the clock may be set back. */
 export const lastingMs = 60_000;
 /**
  * Maximum delay of a regular run, in milliseconds. After a longer delay, the due time runs only if `catch_up` allows

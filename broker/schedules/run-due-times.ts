@@ -309,7 +309,7 @@ function sharing(timetable: Timetable, settledUntil: number, last: number): stri
   return `; this row stands for ${count} due times, from ${iso(times[0])} to ${iso(last)}`;
 }
 
-/** Moves `settledUntil` forward to `at`. It may be later already, because a change can come during a step. */
+/** Moves `settledUntil` forward to `at`, unless a change of the schedule during the step has moved it further. */
 function advance(tracked: Tracked, at: number): void {
   tracked.settledUntil = Math.max(tracked.settledUntil, at);
 }

@@ -30,7 +30,7 @@ type Served = Reply<Api['schedules']['getRun']>;
 type Status = Served['status'];
 type Times = 'scheduled_for' | 'started_at' | 'finished_at';
 
-/** A run as history stores it. Times are in milliseconds since 1970. */
+/** A run as stored in the history. Times are in milliseconds since 1970. */
 export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   id: RunId;
   machine_id: MachineId;
@@ -117,7 +117,9 @@ export class ScheduleRecords {
     transaction.committed(() => this.#ended(last));
   }
 
-  /** Calls `watcher` with a run whose end is on disk, and the last run of each settle(). Returns a stop function. */
+  /**
+   * Calls `watcher` after the write of each ended run; after settle(), only for its last run. Returns a stop function.
+   */
   watch(watcher: (run: ScheduleRun) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);

@@ -48,7 +48,7 @@ export const decidesRun = (changes: Changes): boolean =>
 
 /**
  * True if a request changes nothing. A request with a field that decidesRun() names always counts as a change, even if
- * the value is the same. It gives the schedule the rights of the key that sent it.
+ * the value is the same, because the schedule then gets the rights of the request's key.
  */
 export const changesNothing = (before: Schedule, after: Schedule, changes: Changes): boolean =>
   !decidesRun(changes) &&
@@ -88,8 +88,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
   const hasDefault = before.catch_up === defaultCatchUp(before.on_change !== null);
   const after: Schedule = {
     ...before,
-    // A request may replace the times of a schedule by a path, or the path by times. The default of `catch_up` differs
-    // for the two. A schedule that has the old default gets the new one.
+    // A request may replace the cron expression by a path, or the reverse. The default of `catch_up` differs for the
+    // two. A schedule that has the old default gets the new one.
     ...(isOther && hasDefault && { catch_up: defaultCatchUp(before.on_change === null) }),
     ...definedFields(changes),
     ...(changes.machine_id !== undefined && { tags: null }),
@@ -112,7 +112,7 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
   return same && sameKind && samePath ? after : { ...after, since: at };
 }
 
-/** True if the changes may replace due times. */
+/** True if a request may change the due times of a schedule. */
 export const changesTimes = ({ cron, timezone, enabled, on_change }: Changes): boolean =>
   [cron, timezone, enabled, on_change].some((field) => field !== undefined);
 

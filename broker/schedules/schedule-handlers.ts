@@ -31,7 +31,7 @@ import { type DueRun, dueRuns } from './upcoming.ts';
 import { mostWatches, PathWatches, tooManyWatches } from './watch-paths.ts';
 
 const detailedTimes = 5;
-/** Milliseconds to wait until a linked agent accepts a command. */
+/** Milliseconds that `run` waits for a linked agent to accept the command. */
 const acceptMs = 10_000;
 
 export class Schedules {

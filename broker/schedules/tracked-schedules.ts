@@ -16,7 +16,7 @@ export interface Tracked {
   settledUntil: number;
   /** The first due time after `settledUntil`; undefined if there is none. */
   next: number | undefined;
-  /** Time of the next check of the schedule: its next due time, or later. */
+  /** Time of the next check: a due time, the end of a replaced cron expression, or the end of a wait. */
   checkAt: number;
   /**
    * False while the progress mark of the schedule must be read again, because another broker may have run the schedule.
@@ -135,7 +135,7 @@ export class TrackedSchedules {
   }
 
   /**
-   * Returns undefined for a schedule that runs when a path changes, and for a schedule whose cron expression or time
+   * Returns the timetable of a schedule; undefined if it runs when a path changes, or if its cron expression or time
    * zone is invalid.
    */
   timetableOf(schedule: Schedule): Timetable | undefined {
@@ -161,8 +161,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Finds the next due time of a schedule. A `busy` schedule is skipped, because it is planned when its present due
-   * time is handled.
+   * Finds the next due time of a schedule. Skips a `busy` schedule, which is planned once its present due time has been
+   * handled.
    */
   plan(tracked: Tracked): void {
     const { schedule, settledUntil, busy } = tracked;
@@ -269,12 +269,11 @@ export class TrackedSchedules {
   }
 
   /**
-   * Returns the field `replaced` of a schedule after a change. It contains the cron expressions before the change that
-   * are due between the marks and their end, because these due times may have no row yet. `marks` can be undefined if
-   * the due times did not change.
+   * Returns the field `replaced` of a schedule after a change: the former cron expressions with due times that may have
+   * no row yet. These due times are after the marks. `marks` can be undefined if the due times did not change.
    */
   replacedBy(after: Schedule, before: Schedule, marks: readonly Mark[] | undefined): Schedule['replaced'] {
-    // A change from one machine to tags, or back, changes the machines. Due times of the former ones get no rows.
+    // A change from one machine to tags, or back, changes the machines. Due times on former machines get no rows.
     if ((before.tags === null) !== (after.tags === null)) return undefined;
     if (!marks) return before.replaced;
     const { cron, timezone, since, enabled, replaced = [] } = before;
@@ -349,13 +348,15 @@ const pendingOf = ({ schedule, settledUntil }: Progress): Replaced[] =>
   (schedule.replaced ?? []).filter(({ until }) => Date.parse(until) > settledUntil);
 
 /**
- * Returns the replaced cron expression whose due times must be recorded next; undefined if there is none. An expression
- * can end in the future, if another broker's clock is ahead or the clock was set back. It must wait until then.
+ * Returns the replaced cron expression whose due times must be recorded next; undefined if there is none. If an
+ * expression ends in the future, because another broker's clock is ahead or the clock was set back, it must wait.
  */
 export const replacedOf = (tracked: Progress): Replaced | undefined =>
   pendingOf(tracked).find(({ until }) => Date.parse(until) <= now());
 
-/** Sets `settledUntil` to `at`, or to the later time from which a cron expression of the schedule counts. */
+/**
+ * Sets `settledUntil` to `at`, or to `since` of the oldest cron expression with due times to handle, if that is later.
+ */
 export function setSettledUntil(tracked: Progress, at: number): void {
   tracked.settledUntil = at;
   const { since } = pendingOf(tracked)[0] ?? tracked.schedule;

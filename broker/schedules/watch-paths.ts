@@ -187,8 +187,8 @@ export class PathWatches {
   /** Handles a watch that could not start or has failed. Returns the milliseconds until the next attempt. */
   async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
     if (isMissing(error)) {
-      // An agent cannot watch a path whose directory is missing. Agents of version 0.1.0 cannot watch a path that is
-      // missing itself. Instead, the broker compares the path with its stored state every `laterMs`.
+      // An agent cannot watch a path whose directory is missing, and agents of version 0.1.0 cannot watch a missing
+      // path. So the broker compares the path with its stored state every `laterMs`.
       try {
         await this.#compare(watch, signal);
         succeeded(watch);
@@ -246,8 +246,8 @@ export class PathWatches {
       return this.#settle(watch);
     }
     if (before === seen) return;
-    // The stored state has an older `since`, or is missing. Changes since then start no run, so the new state only
-    // replaces the stored one.
+    // The stored state is missing, or older than `since`. Changes before `since` start no run, so the new state is only
+    // stored.
     if (!before?.startsWith(schedule.since))
       return history.write((transaction) => records.see(tracked, seen, transaction));
     if (watch.wasLinked) return this.#begin(watch, 'change');

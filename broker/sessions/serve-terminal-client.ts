@@ -307,7 +307,7 @@ class UnacknowledgedInput {
 
   /**
    * Handles the agent's first answer to a call. Returns the number of bytes of input that may be lost. Throws
-   * machine_error if the agent remembers the client, but reports more input than the broker has taken from it.
+   * machine_error if the agent remembers the client, but reports more input than the broker took from the client.
    */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;

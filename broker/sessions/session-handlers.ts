@@ -154,9 +154,7 @@ export class Sessions {
     return attachment?.waiting ? attachment : undefined;
   }
 
-  /**
-   * Attaches a client, which gets no ticket here. Throws session_not_found, forbidden, conflict or unavailable.
-   */
+  /** Attaches a client without a ticket. Throws session_not_found, forbidden, conflict or unavailable. */
   async join(params: AttachParams & { session_id: string }, caller: Caller): Promise<Attachment> {
     const { session_id } = params;
     // Nothing may be awaited between this check and attach(), because the session could end meanwhile.
@@ -220,7 +218,7 @@ export class Sessions {
   }
 
   /**
-   * Writes a new session to the disk. Already during the write, the session counts toward the machine's limit of open
+   * Writes a new session to the disk. During the write, the session already counts toward the machine's limit of open
    * sessions. Throws if the limit is reached, or if the machine cannot open terminals.
    */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
@@ -258,7 +256,7 @@ export class Sessions {
     const { presence, machineFacts } = this.#context;
     const link = presence.get(machine_id);
     machineFacts.assertAllows(machine_id, ['terminal']);
-    // An agent that cannot load node-pty leaves this method out of its list, because it cannot open terminals.
+    // An agent that cannot load node-pty does not list this method, because it cannot open terminals.
     const method = 'OpenTerminal';
     const message = `the agent on machine ${machine_id} cannot open terminals; update or reinstall it`;
     if (!link.methods.includes(method)) throw new AppError('not_supported', message, { machine_id, method });

@@ -209,8 +209,8 @@ export class OpenSession {
   }
 
   /**
-   * Does nothing before the session is over and all clients are detached. Then removes the session from memory, and
-   * lets the agent delete its result.
+   * Removes the session from memory if it is over and all clients are detached. The agent may then delete the result of
+   * the terminal.
    */
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;

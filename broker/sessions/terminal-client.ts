@@ -22,8 +22,7 @@ export function actionOf(message: unknown): Action {
 }
 
 /**
- * A message to a client. Terminal output and the end of the session are no notices: they are sent with output() and
- * close().
+ * A message to a client, except terminal output and the end of the session: those are sent with output() and close().
  */
 export type Notice = Exclude<BrokerMessage, { type: 'end' }>;
 

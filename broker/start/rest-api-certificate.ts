@@ -52,7 +52,7 @@ export async function certificateOf(
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
 }
 
-/** Returns when the CA's certificate expires. If --tls-cert is set, also returns when that certificate expires. */
+/** Returns the expiry times of the CA's certificate and, if --tls-cert is set, of the certificate in that file. */
 export async function expiryDates(
   { tls_cert }: BrokerSettings,
   authority: Authority,

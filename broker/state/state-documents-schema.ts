@@ -1,4 +1,4 @@
-// The types of the documents in state.json.
+// Schemas and types of the declared documents.
 import { z } from 'zod';
 import { channelTypes } from '../../shared/api/alert-channels.ts';
 import { alertKinds } from '../../shared/api/alerts.ts';
@@ -72,8 +72,8 @@ const login = z.strictObject({
   /** Time of the last use, saved at most once per hour. The exact time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * The client logged in with a secret of a key. If this secret is later replaced, it becomes invalid at this time, and
-   * the login ends. Undefined until then.
+   * Time at which the login ends, because the secret that the client logged in with was replaced and is valid only
+   * until then. Undefined if there is no such time.
    */
   secret_until: z.string().optional(),
 });
@@ -172,7 +172,7 @@ const schedule = z.strictObject({
   since: z.string(),
   /**
    * Cron expressions that were in force before `since`, each from its `since` to its `until`, the oldest first. Some of
-   * their due times may have no row yet. The next change of the times removes those of which all have one.
+   * their due times may have no row yet. The next change of the times removes expressions without such due times.
    */
   replaced: z
     .array(z.strictObject({ cron: z.string(), timezone: z.string(), since: z.string(), until: z.string() }))
@@ -193,8 +193,8 @@ const webhook = z.strictObject({
   enabled: z.boolean(),
   /**
    * Number of updates that have set `enabled` to true. When all attempts of a delivery fail, the history stores this
-   * number for the webhook. As long as both numbers are equal, the webhook is disabled. So the next update that sets
-   * `enabled` to true ends that.
+   * number for the webhook. While both numbers are equal, the webhook is disabled. The next update that sets `enabled`
+   * to true makes them differ.
    */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),

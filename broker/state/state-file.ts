@@ -41,7 +41,6 @@ export class StateFile implements Adapter<Documents> {
     return data;
   }
 
-  /** Returns the bytes of a file with these documents. */
   bytesOf(data: Documents): Buffer {
     return this.#json.bytesOf(data);
   }

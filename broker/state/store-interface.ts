@@ -33,8 +33,8 @@ export interface StateStore {
   /** False while the store may still contain a change whose commit has failed. finish() removes such a change. */
   readonly isUndone: boolean;
   /**
-   * While the store does not answer, State rejects each new change immediately, and each new refresh when the running one
-   * has ended.
+   * While the store does not answer, State rejects new changes and refreshes; a refresh first waits for the running
+   * one.
    */
   readonly connection: Connection;
   /**

@@ -112,7 +112,7 @@ export class MachineUpgrade {
   checkAgain(): void {
     const { status, machine_id } = this.#member;
     const machine = this.#context.state.machines.get(machine_id);
-    // A machine that still waits for its package is not checked here. #check() checks it right before the transfer.
+    // While the transfer has not begun, no check is needed here: #check() runs right before it.
     if (!machine || !(this.#call || status === 'staging' || status === 'busy')) return;
     const forbidden = this.#forbidden(machine);
     if (forbidden) this.leave(forbidden);
@@ -276,7 +276,7 @@ export class MachineUpgrade {
     const answers = stub.stageUpgrade(requests, options)[Symbol.asyncIterator]();
     try {
       for (;;) {
-        // An error of the machine differs from an error of #step(), after which the step is tried again.
+        // Errors of the call go to #failed(). After an error of #step(), #actAll() tries the step again.
         const next = await answers.next().catch((error: unknown) => ({ error }));
         free();
         if ('error' in next) return await this.#failed(next.error);

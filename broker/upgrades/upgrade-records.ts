@@ -162,9 +162,9 @@ export class UpgradeRecords {
   }
 
   /**
-   * Writes a step of a machine. Writes nothing and returns false if the machine's upgrade has ended, for example
-   * because another broker cancelled it. Exception: after an end with `no_answer`, a late outcome of the machine is
-   * still written.
+   * Stores the new status of a machine. Stores nothing and returns false if the machine's upgrade has ended, for
+   * example because another broker cancelled it. Exception: after an end with `no_answer`, a late outcome is still
+   * stored.
    */
   step(member: Member, upgrade: Upgrade): Promise<boolean> {
     const { upgrade_id, machine_id, status, reason, message, from_version } = member;
@@ -236,7 +236,7 @@ export class UpgradeRecords {
       : { ...upgrade, current_wave: current_wave + 1, next_wave_at: null };
   }
 
-  /** Ends the upgrade of the machines that do not have the package yet. */
+  /** Cancels the upgrade for the machines whose wave has not begun, and for those that are offline. */
   #endWaiting(id: UpgradeId, reason: 'max_failures' | null, transaction: HistoryTransaction): void {
     const message =
       reason === null ? null : 'more machines failed than max_failures allows: see their messages';
@@ -291,8 +291,8 @@ export class UpgradeRecords {
     const { id: upgrade_id, version, status, current_wave: wave, waves } = upgrade;
     const id = member?.machine_id;
     const machine = id && (this.#context.state.machines.get(id) ?? { id, name: '' });
-    // The event of one machine does not include waves. A key that may use only this machine may read the event. Waves
-    // would reveal to it how many other machines there are.
+    // The event of one machine includes no waves: a key for only this machine may read the event, and waves would
+    // reveal how many other machines there are.
     const of = member
       ? {
           from_version: member.from_version,
@@ -308,8 +308,8 @@ export class UpgradeRecords {
 const totalOf = (counts: Served['counts']): number => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 /**
- * Converts an upgrade to the JSON of the REST API. A key that must not learn the number of other machines gets no
- * waves.
+ * Converts an upgrade to the JSON of the REST API. Its waves are null unless `seesWaves`, because they reveal how many
+ * machines the upgrade has.
  */
 export function upgradeToJson(
   { failures: _, created_at, finished_at, next_wave_at, current_wave, waves, ...upgrade }: Upgrade,

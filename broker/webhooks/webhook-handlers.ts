@@ -255,8 +255,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The last delivery may have sent an event of a type that the webhook no longer subscribes to. So the caller may
-    // see it only if its key may read that event.
+    // The webhook may no longer subscribe to the event of its last delivery. So the caller sees this delivery only if
+    // the caller's key may read that event.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });

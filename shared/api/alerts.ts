@@ -175,8 +175,8 @@ export const alerts = {
     reply: alert,
   }),
   get: single('GET', '/alerts/{alert_id}', 'machines:read', { summary: 'Get an alert', reply: alert }),
-  // The path is not /alerts/{alert_id}/acknowledge: then a request for /alerts/rules/acknowledge would match two
-  // routes, this one and /alerts/rules/{rule_id}.
+  // The path /alerts/{alert_id}/acknowledge is not used, because a request for /alerts/rules/acknowledge would match
+  // both this path and /alerts/rules/{rule_id}.
   acknowledge: single('PATCH', '/alerts/{alert_id}', 'machines:write', {
     summary: 'Acknowledge an alert, so that its notification is not repeated',
     body: z.strictObject({

@@ -55,7 +55,7 @@ const results = z
   .describe('The command of each machine, with at most the last 4 KiB of each output');
 const withResults = batch.extend({ results }).meta({ id: 'BatchWithResults' });
 
-/** The machines of a request about many machines. */
+/** Fields of a request that select its machines, either by their ids or by their tags. */
 export const target = {
   machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
   // An empty list would select every machine, so at least one tag is required.

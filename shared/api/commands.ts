@@ -101,7 +101,6 @@ export const spec = {
     ),
 };
 
-/** Schema of the time in milliseconds that a request waits for the end of its command. */
 export const wait = milliseconds(0, 50_000)
   .default(30_000)
   .describe('Milliseconds that the request waits for the end of the command; 0: answer at once');

@@ -14,8 +14,8 @@ type ListQuery<
 > = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & ReturnType<typeof paging<Sort>>;
 
 /**
- * Defines a route that answers one page of a list. The list can be filtered by each id, name, enum and boolean in
- * `fields`, an object schema. By default, this is the schema of the items.
+ * Defines a route that answers one page of a list. `fields`: object schema whose ids, names, enums and booleans become
+ * filters of the list; by default the schema of the items.
  */
 export function list<
   const P extends string,
@@ -40,7 +40,7 @@ export function list<
   };
 }
 
-/** Returns the parameters of a page. The list can be sorted by each of the fields `sort`. */
+/** Returns the query parameters of a page. `sort`: the fields by which the list can be sorted. */
 export function paging<const Sort extends readonly string[]>(sort: Sort, defaultSort: SortBy<Sort>) {
   const names = sort.flatMap((field) => [field, `-${field}`]);
   // The cast is safe: the names are exactly SortBy<Sort>, which the type of flatMap cannot express.

@@ -119,7 +119,7 @@ type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
 };
 
 /**
- * Defines a GET route that becomes a WebSocket. Browsers cannot send an API key with such a request, so its query
+ * Defines a GET route that opens a WebSocket. Browsers cannot send an API key with such a request, so its query
  * contains a ticket that authorizes it.
  */
 export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(

@@ -5,7 +5,7 @@ import { outgoing } from './define-route.ts';
 import type { Scope } from './route.ts';
 import { machineId, named, parsedText, timestamp } from './shared-schemas.ts';
 
-/** The event types that a webhook can name, by family, with the scope that a key needs to read them. */
+/** The event types to which webhooks can subscribe, by family, with the scope that a key needs to read them. */
 export const groups = {
   session: {
     scope: 'sessions:read',
@@ -62,7 +62,7 @@ export function typesOf(events: readonly string[]): string[] {
   return webhookTypes.filter((type) => names(events, type));
 }
 
-/** All event types: those that webhooks can name, and four that occur only in the event log. */
+/** All event types: those to which webhooks can subscribe, and four that occur only in the event log. */
 export const eventTypes = [
   ...webhookTypes,
   'machine.removed',

@@ -85,7 +85,7 @@ export interface Route<
   /** Schema of further fields in `meta` of a list. */
   listMeta?: z.ZodObject;
   /**
-   * Name of the array that is sent in batches. Set for `growing` routes, and for `single` routes whose answer may be
+   * Name of the array that is sent in pieces. Set for `growing` routes, and for `single` routes whose answer may be
    * long.
    */
   grows?: string;
@@ -100,8 +100,8 @@ export interface Route<
   idempotency?: 'replay' | 'secret';
   /**
    * Operation that answers a repeated request if the first answer cannot be sent again; by default `get` of the same
-   * noun. The first answer may not have been stored, for example because it was too long. Or the key may no longer use
-   * all machines of the created object.
+   * noun. It is needed if the first answer was not stored, for example because it was too long, or if the key may no
+   * longer use all machines of the created object.
    */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */

@@ -67,7 +67,7 @@ export const queryBoolean = z
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is refused
 const control = /[\u0000-\u001f\u007f-\u009f]/;
 
-/** Schema of a name: text without control characters and lone surrogates. SQLite would change a lone surrogate. */
+/** Schema of a name: text without control characters or lone surrogates. SQLite would change a lone surrogate. */
 export function label(min: number, max: number) {
   return z
     .string()

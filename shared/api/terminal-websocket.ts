@@ -1,4 +1,4 @@
-// The messages on a terminal's WebSocket, and the REST route that becomes this WebSocket.
+// The messages on a terminal's WebSocket, and the REST route that opens this WebSocket.
 import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { socket } from './define-route.ts';
@@ -88,7 +88,6 @@ goes on.
 A client that closes the WebSocket is detached. The broker pings every 15 seconds, and closes after 30 seconds without a
 message or pong.`;
 
-/** The WebSocket route. It has a file of its own, because it needs schemas of the other session routes. */
 export const terminal = socket('/sessions/{session_id}/stream', {
   summary: 'Open the terminal of a session as a WebSocket',
   description,

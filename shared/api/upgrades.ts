@@ -1,4 +1,4 @@
-// REST routes of upgrades: another version of the agent for many machines, a wave at a time.
+// REST routes of upgrades, which install another version of the agent on many machines, a wave at a time.
 import * as z from 'zod';
 import { mostMachines, mustNameOne, namesOne, target } from './batches.ts';
 import { requestedBy } from './commands.ts';
@@ -65,7 +65,7 @@ const lastUpgrade = z.object({
   reason: z.string().describe('Why the upgrade failed or was rolled back; empty otherwise'),
 });
 
-/** Whether the agent of a machine can be upgraded: a field of machines. */
+/** Field of a machine that says whether its agent can be upgraded. */
 export const machineUpgrade = named('MachineUpgradeState', {
   available: z
     .string()

@@ -21,7 +21,7 @@ export function mendText(findings: readonly Finding[]): string {
   return ['', ...(lines.length === 0 ? ['No problem was found.'] : ['To fix:', ...lines])].join('\n');
 }
 
-/** Returns the findings as text or JSON, with how to fix them, and the exit code: 1 if a check failed. */
+/** Returns the findings and their fixes as text or JSON, and the exit code: 1 if a check failed. */
 export function formatFindings(
   findings: readonly Finding[],
   output: 'text' | 'json',

@@ -1,4 +1,4 @@
-// The error of every SDK call, FarhandError, and functions that parse the answers of the broker.
+// FarhandError, the error of every SDK call, and functions that parse the answers of the broker.
 
 import { now } from '../clock.ts';
 

@@ -24,8 +24,8 @@ export interface FollowOptions {
 /** Milliseconds without data after which a connection counts as lost. The broker sends a comment every 15 s. */
 const silenceMs = 45_000;
 /**
- * A connection that was open for more milliseconds than this counts as a success. The next delay before a reconnect is
- * then short.
+ * A connection that was open for more milliseconds than this counts as a success, even if no event came. The next delay
+ * before a reconnect is then short.
  */
 const settledMs = 5_000;
 
@@ -53,11 +53,10 @@ export async function* follow(
     }
     signal?.throwIfAborted();
     if (!resumes && failure !== undefined) throw noAnswer(options.url, failure);
-    // A stream that resumes is complete only after the event `last`. Here the response has ended without it, so the
-    // connection counts as lost.
+    // The end of the response ends a stream that does not resume. A stream that resumes ends only after the event
+    // `last`, so its connection counts as lost.
     if (!resumes) return;
     options.onConnection?.(false);
-    // A connection that was open for more than `settledMs` counts as a success, even if no event came.
     if (monotonic() - openedAt > settledMs) pause.reset();
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();

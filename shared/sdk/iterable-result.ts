@@ -39,8 +39,8 @@ export async function* allItems(
     const { items, total, has_more } = await page({ limit, offset });
     const deleted = known - total;
     known = total;
-    // Items were deleted since the previous request, and all items after them have moved towards the start of the list.
-    // The page is requested again at an offset that is smaller by the number of deletions. So no item is skipped.
+    // If items were deleted since the previous request, all items after them have moved towards the start of the list.
+    // The page is then requested again, at an offset smaller by the number of deletions, so that no item is skipped.
     if (deleted > 0 && offset > first) {
       offset = Math.max(first, offset - deleted);
       continue;

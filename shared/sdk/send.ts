@@ -53,7 +53,7 @@ export function textOf(response: Response, url: string, signal: AbortSignal | un
   return orNoAnswer(url, signal, () => response.text());
 }
 
-/** Converts any failure of `work` to the error `no_answer`, unless the caller's own signal has fired. */
+/** Converts errors of `work` to `no_answer`, except a FarhandError, and any error after the signal has fired. */
 async function orNoAnswer<T>(
   url: string,
   signal: AbortSignal | undefined,
@@ -71,8 +71,8 @@ async function orNoAnswer<T>(
 function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
-  // With `unavailable`, the broker reports that the request had no effect, as far as it knows. If it did have an
-  // effect, a repeated POST without an idempotency key would have it twice. So such a POST is not repeated.
+  // `unavailable` means that the request had no effect, as far as the broker knows. A POST without an idempotency key
+  // is not repeated, because it could take effect twice.
   if (error.code === 'unavailable') return route.method !== 'POST' || idempotent;
   // A conflict `under_way` means that the broker still executes the first attempt.
   if (error.code === 'conflict') return idempotent && error.details.under_way === true;

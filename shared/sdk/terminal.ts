@@ -86,7 +86,7 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings = {})
       resolve(ending ?? endingOf(code, reason));
     });
   });
-  // The close event that follows has the reason.
+  // No handling is needed: the close event that follows has the reason.
   socket.addEventListener('error', () => {});
   signal?.addEventListener('abort', detach);
   if (signal?.aborted) detach();
@@ -126,7 +126,7 @@ const types: Readonly<Record<BrokerMessage['type'], true>> = {
 /** Parses a text message. Returns undefined for an unknown type, which a newer broker may send. */
 function messageOf(text: string): BrokerMessage | undefined {
   const value = parsed(text);
-  // The cast is safe with a broker of this API. The fields are not validated, because the SDK has no zod.
+  // The cast is safe: the broker sends the fields of BrokerMessage. They are not validated, because the SDK has no zod.
   return Object.hasOwn(types, String(propertyOf(value, 'type'))) ? (value as BrokerMessage) : undefined;
 }
 

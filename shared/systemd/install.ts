@@ -25,8 +25,8 @@ export interface Service {
   /** Home directory of the service's own account; absent if the account needs none. */
   home?: string;
   /**
-   * A program that runs as root beside the service, when it is needed. The unit NAME.path waits for files in
-   * `directory`, and then starts NAME.service, which runs the program.
+   * A program that runs as root whenever `directory` gets files. The unit NAME.path waits for these files, and then
+   * starts NAME.service, which runs the program.
    */
   helper?: { name: string; directory: string };
   /** True if the running service works, for example if an agent is linked. The installation waits for this. */
@@ -95,8 +95,8 @@ export async function install(service: Service, installation: Installation): Pro
     unitsOf(service),
     installation.secret?.file ?? [],
   ].flat();
-  // All files are read before the first change. If the account has replaced a file by a FIFO or link, the installation
-  // fails here and has changed nothing.
+  // All files are read before the first change. If the service's account has replaced a file by a FIFO or link, the
+  // installation fails here and has changed nothing.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
   );
@@ -186,7 +186,7 @@ async function startHelper(
   await must('systemctl', ['enable', '--now', '--quiet', unit]);
 }
 
-/** Returns the account of the service. Creates the service's own account, with a home directory if it needs one. */
+/** Returns the account `user`. Creates a missing account if it is the service's own; otherwise throws. */
 async function accountOf({ name, home }: Service, user: string, undo: Undo): Promise<Account> {
   const found = await findAccount(user);
   if (found) return found;
@@ -229,7 +229,7 @@ async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   }
 }
 
-/** Makes systemd read the unit files again. Restarts the service if `active` is a state of a running service. */
+/** Makes systemd read the unit files again. Restarts the service if it was running. `active`: its earlier state. */
 async function restore(name: string, active: string): Promise<void> {
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);

@@ -16,7 +16,7 @@ const defaultMode = 0o755;
 
 interface Attributes {
   mode: number;
-  /** Undefined for a directory without an entry in the archive. */
+  /** Undefined for the top directory if it has no entry in the archive. */
   mtimeNs?: bigint;
 }
 
@@ -27,9 +27,9 @@ export interface TreeDirectory {
   /** Path relative to the top; empty for the top itself. */
   path: Bytes;
   /**
-   * Path of the directory from which new files here inherit their default ACL, and their group if it is setgid. This is
-   * the directory itself if it existed before the extraction, or is the top. Otherwise it is the `inheritsFrom` of its
-   * parent.
+   * Path of the directory whose default ACL, and whose group if it is setgid, new files in this directory inherit. The
+   * top and a directory that existed before the extraction have their own path here. A created directory has the
+   * `inheritsFrom` of its parent.
    */
   inheritsFrom: Bytes;
 }
@@ -110,8 +110,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * Opens or creates a directory that has an entry in the archive. A directory that this run created gets the mode of
-   * the entry now, and its time in finish(). An older directory retains its own mode.
+   * Opens or creates a directory that has an entry in the archive. A created directory gets the mode of the entry now,
+   * and the time in finish(). A directory that existed before the extraction retains its own mode.
    */
   async describe(path: Bytes, attributes: Attributes): Promise<void> {
     const directory = await this.directory(path, true, attributes.mode);
@@ -122,9 +122,9 @@ export class Tree implements Disposable {
   }
 
   /**
-   * Gives the top directory mode 0755 if this run created it and the archive has had no entry for it so far. Called
-   * before every entry except the top's own. Until the first entry arrives, the top has mode 0700: this entry is
-   * usually the top's own and sets the mode.
+   * Gives a created top directory mode 0755 if the archive has had no entry for it so far. Called before every entry
+   * except the top's own. Until the first entry arrives, the top has mode 0700, because that entry is usually the top's
+   * own and sets the mode.
    */
   async describeTop(): Promise<void> {
     const top = this.#remembered.get('');
@@ -220,7 +220,7 @@ const setMode = (directory: fs.Pinned, mode: number): Promise<void> =>
   fs.chmodDirectory(directory, mode | 0o700);
 
 /**
- * Flushes a directory. A directory that the agent created first gets the mode and time of its archive entry, or mode
+ * Flushes a directory. If the agent created it, sets the mode and time of its archive entry before the flush, or mode
  * 0755 if the archive has no entry for it.
  */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {

@@ -94,7 +94,7 @@ export function seconds(ns: bigint): string {
   // neighboring millisecond. To prevent this, half a microsecond is added (subtracted from a negative time).
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
   const halfMicrosecond = ns < 0n ? -500n : 500n;
-  // The result is a string, because Node replaces a negative number by the present time.
+  // The result is a string, because Node replaces a negative number by the current time.
   return String(Number(isInexact ? ns + halfMicrosecond : ns) / 1e9);
 }
 
@@ -154,7 +154,7 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Throws if the agent may not give this file the owner and group of `replaced`. Called before the first byte, to
+   * Throws if the agent may not give the new file the owner and group of `replaced`. Called before the first byte, to
    * fail early.
    */
   async tryOwner(replaced: fs.BigIntStats): Promise<void> {
@@ -164,7 +164,7 @@ export class AtomicWrite implements AsyncDisposable {
 
   /**
    * Gives the new file the owner, group and mode of the file that it replaces. If it replaces none, it gets the agent's
-   * user and mode 0644. In both cases `mode` overrides the mode. Returns true if anything changed.
+   * user and mode 0644. In both cases `mode`, if set, overrides that mode. Returns true if anything changed.
    */
   take(replaced: fs.BigIntStats | undefined, mode?: number): Promise<boolean> {
     const wanted = replaced ? attributesOf(replaced) : { ...this.#initial, mode: 0o644 };

@@ -19,8 +19,8 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   const placed = fs.identityOf(await fs.lstat(from));
   await linkAs(from, to, path);
   const left = await fs.lookAt(from);
-  // `from` is removed only if it still names the placed file: another program may have replaced it. `to` is not looked
-  // at, because another program may have taken it away already.
+  // `from` is removed only if it still names the placed file: another program may have replaced it. This check does not
+  // use `to`, because another program may have removed it already.
   if (left && fs.identityOf(left) === placed) await fs.unlink(from);
 }
 

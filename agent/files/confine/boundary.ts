@@ -25,7 +25,7 @@ export interface Survey {
   ownProcess: boolean;
 }
 
-/** True if a name is protected. `parent`: device and inode of its directory. `stats` describes its file, if one exists. */
+/** True if a name is protected. `parent`: device and inode of its directory. `stats`: of its file, if one exists. */
 export type IsProtected = (parent: string, name: Bytes, stats: BigIntStats | undefined) => boolean;
 
 /** Device and inode of a path, with symlinks followed. */
@@ -138,7 +138,7 @@ export class Boundary {
     if (survey.ownProcess || this.#isProtected(survey, stats)) throw ownFile(path);
   }
 
-  /** Returns a function that checks many names in a row. It reads the protected inodes again about once a second. */
+  /** Returns a function that checks many names in a row. It reads the protected inodes again at most once a second. */
   async protection(): Promise<IsProtected> {
     await this.#protected.refresh();
     return (parent, name, stats) => {

@@ -87,8 +87,8 @@ export const lstat = (at: Confined): Promise<BigIntStats> =>
   });
 
 /**
- * Sets the mode of a directory, whatever the umask is. A setgid bit inherited from the parent directory stays. A mode
- * that is right is not set again, because chmod(2) removes setgid if the agent's user is not in the directory's group.
+ * Sets the mode of a directory, whatever the umask is. A setgid bit inherited from the parent directory stays. A
+ * correct mode is not set again: chmod(2) removes setgid if the agent's user is not in the directory's group.
  */
 export async function chmodDirectory(directory: Pinned, mode: number): Promise<void> {
   const present = Number((await directory.stat()).mode) & 0o7777;
@@ -119,7 +119,7 @@ export function mountOf(at: Confined): string | undefined {
   return /^mnt_id:\s*(\d+)/m.exec(info)?.[1];
 }
 
-/** Removes a name, whatever type its file has by now. Does nothing if it is missing. A directory must be empty. */
+/** Removes a file, a symlink or an empty directory. Does nothing if the name is missing. */
 export const drop = (at: Confined): Promise<void> =>
   unlink(at)
     .catch((error: unknown) => (isErrno(error, 'EISDIR') ? rmdir(at) : Promise.reject(error)))

@@ -44,7 +44,7 @@ export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntS
 
 /**
  * True if a file is the /proc directory of one of `processes`, or lies in such a directory. The file is `name` in the
- * open directory `at`. Without a name, it is that open directory itself.
+ * open directory `at`, or `at` itself if `name` is undefined.
  */
 export async function showsProcess(
   at: Confined,
@@ -64,8 +64,8 @@ export async function showsProcess(
 }
 
 /**
- * Returns the pid of a process. `directory`: the directory in /proc of the process or of one of its threads. Returns
- * undefined for any other directory.
+ * Returns the pid of the process to which a directory in /proc belongs; undefined if it belongs to none. It may also be
+ * the directory of a thread.
  */
 async function processAt(directory: Bytes): Promise<number | undefined> {
   const status = await readFile(bytes(`${directory}/status`), 'latin1').catch(() => '');

@@ -39,7 +39,7 @@ export async function openTargetFile(
 }
 
 /**
- * Opens a file found by a walk. Returns undefined if it is gone, is no regular file by now, is protected, or gives
+ * Opens a file found by a walk. Returns undefined if it is gone, is no longer a regular file, is protected, or gives
  * access to the memory of a process.
  */
 export async function openFileContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {

@@ -1,4 +1,4 @@
-// Finds the inodes of the protected paths (the agent's own files). They are read from the disk about once a second.
+// Finds the inodes of the protected paths (the agent's own files). They are read from the disk at most once a second.
 import { type BigIntStats, lstatSync, readdirSync } from 'node:fs';
 import { lstat, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
@@ -22,8 +22,8 @@ export interface ProtectedInode {
 }
 
 /**
- * Milliseconds for which the inodes are used before they are read again. If another file replaces a protected file in
- * this time, its inode is not known yet, but its name protects it.
+ * Milliseconds for which the inodes are used before they are read again. If a protected file is replaced in this time,
+ * the inode of the new file is not known yet, but its name protects it.
  */
 const trustMs = 1_000;
 

@@ -5,7 +5,7 @@ import { type Boundary, type IsProtected, ownFile } from './boundary.ts';
 import * as fs from './confined-fs.ts';
 import { type Bytes, fault, toText } from './parse-request-path.ts';
 
-/** The walk reads the stats of this many names together, before the caller asks for these names. */
+/** Number of names whose stats are read together, before the caller asks for these names. */
 const batchSize = 64;
 
 /** One entry of the walk. Its handles stay open until the caller asks for the next step. */

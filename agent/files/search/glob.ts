@@ -30,7 +30,7 @@ export function compileGlob(glob: string, ignoreCase: boolean): Glob {
     const names = fold(path)
       .split('/')
       .map((name) => Array.from(name));
-    // A glob without a slash is compared with the last name of the path.
+    // A glob of a single name is compared with the last name of the path.
     return patterns.some((pattern) =>
       matches(pattern.length === 1 ? names.slice(-1) : names, pattern, '**', fitsSegment),
     );
@@ -77,7 +77,7 @@ const plain = (character: string): string =>
 
 function segmentsOf(pattern: string): Segment[] {
   const names = pattern.replace(/^\//, '').split('/');
-  // The glob "**" alone means the same as "*", because it contains no slash.
+  // The glob "**" alone means the same as "*", because it is compared with a single name.
   if (names.length === 1 && names[0] === '**') return [['*']];
   return names.map((name) => (name === '**' ? name : piecesOf(Array.from(name))));
 }

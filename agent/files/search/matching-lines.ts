@@ -33,7 +33,7 @@ export interface Text {
   overlap: number;
 }
 
-/** Prepares the search for a text: for its exact bytes, or with upper and lower case as equal. */
+/** Prepares the search for a text. `ignoreCase`: upper and lower case count as equal. */
 export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
   // A letter may have more bytes in its other case. So a hit may have up to 4 bytes for each byte of the text.

@@ -21,7 +21,7 @@ const running = new Map<number, string>();
 const closeOnExec = 0o2000000;
 
 function report(message: SpawnReport): void {
-  // Sending fails only if the agent has gone.
+  // Sending fails only if the agent has ended.
   process.send?.(message, undefined, undefined, (error) => {
     if (error) process.exit();
   });
@@ -137,7 +137,7 @@ function closeInherited(): void {
       const flags = Number.parseInt(/^flags:\s+(\d+)/m.exec(info)?.[1] ?? '', 8);
       if (fd > 2 && (flags & closeOnExec) === 0) closeSync(fd);
     } catch {
-      // ENOENT: the list contains the descriptor with which it was read, which is closed by now.
+      // ENOENT: the list contains the descriptor of the listing itself, which is closed by now.
     }
   }
 }

@@ -58,7 +58,7 @@ function loadLibc(koffi: Koffi) {
     assertUntouched(actions);
     let errno = addChdir(actions, cwd);
     for (const [to, from] of files.entries()) errno ||= addDup2(actions, from, to);
-    // Searches for the program in the PATH of this process.
+    // posix_spawnp(3) searches for the program in the PATH of this process.
     errno ||= spawnp(pid, file, actions, attributes, [...argv, null], [...envp, null]);
     destroyActions(actions);
     return errno === 0 ? pid[0] : undefined;
@@ -81,8 +81,8 @@ function loadLibc(koffi: Koffi) {
 }
 
 /**
- * Makes the child lead a new session, with the default handling of every signal and no signal blocked. Node's spawn
- * with `detached` does the same.
+ * Returns attributes with which a child leads a new session, has the default handler of every signal, and blocks no
+ * signal. Node's spawn with `detached` does the same.
  */
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();

@@ -154,7 +154,7 @@ class SpawnerProcess {
     this.#options = options;
     // Node passes its own NODE_V8_COVERAGE on to a child unless `env` has that key.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
-    // A spawner gets the agent's flag --no-addons, which forbids native code.
+    // A spawner gets the agent's flag --no-addons, which forbids native addons.
     const noAddons = process.execArgv.filter((flag) => flag === '--no-addons');
     this.#child = spawn(process.execPath, [...flags, ...noAddons, spawnerProgram, options.cgroup ?? ''], {
       cwd: '/',

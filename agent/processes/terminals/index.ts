@@ -77,8 +77,7 @@ export class Terminals extends ProcessTable<Terminal, TerminalParts> {
       left.addEventListener('abort', terminal.keep(), { once: true });
       await terminal.begun(left);
       const { started } = terminal;
-      // The start is not sent if an earlier call opened the terminal and the terminal is over: then only the exit is
-      // sent.
+      // If an earlier call opened the terminal and the terminal is over, only the exit is sent.
       if (started && !(found && terminal.exit) && !left.aborted) yield startedEvent(started);
       while (!terminal.exit && !left.aborted) await terminal.changed.wait(left);
       if (terminal.exit && !left.aborted) yield { event: { exit: terminal.exit } };

@@ -18,8 +18,8 @@ import { TarVersions } from './tar-installer.ts';
 import { faultOfNewVersion, faultOfRestored } from './try-version.ts';
 
 /**
- * The step that a running upgrade has reached. It is on the disk before the step begins, so that a reboot cannot lose
- * it.
+ * The phase that a running upgrade has reached. It is written to the disk before the phase begins, so that a reboot
+ * cannot lose it.
  */
 const stateSchema = z.object({
   upgrade_id: z.string(),
@@ -109,7 +109,7 @@ class Upgrade {
     await dropRequest(directory);
   }
 
-  /** Runs an upgrade from the step in the state file to its end. After a reboot or crash, that step starts again. */
+  /** Runs an upgrade from the phase in the state file to its end. After a reboot or crash, that phase starts again. */
   async finish(): Promise<void> {
     const stored = stateSchema.parse(JSON.parse(readFileSync(this.#paths.state, 'utf8')));
     const state = await this.#begun(stored);

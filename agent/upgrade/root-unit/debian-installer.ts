@@ -72,7 +72,7 @@ async function packInstalled(directory: string, file: string): Promise<void> {
     writeFileSync(join(control, 'control'), status.replace(/^(Status|Config-Version): .*\n/gm, ''));
     for (const script of scripts) copyFileSync(join(information, `${name}.${script}`), join(control, script));
     const paths = (await must('dpkg-query', ['--listfiles', name])).trim().split('\n');
-    // dpkg lists every file of a package, even documentation that its settings excluded from the installation. Only
+    // dpkg lists every file of a package, even documentation that settings of dpkg excluded from the installation. Only
     // files that exist are packed.
     const files = paths.filter((path) => lstatSync(path, { throwIfNoEntry: false })?.isDirectory() === false);
     writeFileSync(list, files.map((path) => `.${path}\n`).join(''));

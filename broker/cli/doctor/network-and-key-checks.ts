@@ -180,7 +180,7 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
   ];
 }
 
-/** Returns a warning about machines with the first ten of them; none if there are no such machines. */
+/** Returns a warning that names the first ten of `machines`; no finding if `machines` is empty. */
 function warnOf(check: string, what: string, machines: string[], mend: string): Finding[] {
   if (machines.length === 0) return [];
   const more = machines.length > 10 ? `, and ${machines.length - 10} more` : '';

@@ -1,4 +1,4 @@
-// Follows a command to its end: reports output, gaps in it, and the exit. Cancels the command on Ctrl-C.
+// Follows a command to its end: reports its output, gaps in the output, and its exit. Cancels the command on Ctrl-C.
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import type { Options } from '../declare-verb.ts';
@@ -59,8 +59,8 @@ export async function follow(
 }
 
 /**
- * Returns an error handler for follow(). For a FarhandError, the handler throws a StartError with the message that
- * `what` was sent but cannot be followed. So the user does not send it twice. Other errors are thrown unchanged.
+ * Returns an error handler for follow(). For a FarhandError, the handler throws a StartError which says that `what` was
+ * sent but cannot be followed, so that the user does not send it again. Other errors are thrown unchanged.
  */
 export const wasSent =
   (what: string, next: string) =>

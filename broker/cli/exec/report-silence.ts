@@ -1,4 +1,4 @@
-// Says on standard error why a command is silent: the broker cannot be reached, or the command's machine is offline.
+// Prints on standard error why a command is silent: the broker cannot be reached, or the command's machine is offline.
 import { after, sleep } from '../../../shared/clock.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { hint } from '../print.ts';

@@ -73,7 +73,7 @@ const decoded = (text: string, { name_encoding }: Entry): string =>
 const entryPath = ({ path, name_encoding }: Entry): string =>
   pathText({ path, path_encoding: name_encoding });
 
-/** Cells that print the texts of an entry as text, as far as they are UTF-8. */
+/** Cells that decode base64 texts of an entry, except a path that is not UTF-8. */
 const entryView = {
   cells: {
     name: (entry: Entry) => decoded(entry.name, entry),
@@ -112,7 +112,7 @@ function hintRest({ truncated, unreadable }: { truncated: boolean; unreadable: n
 
 const parents = { '-p, --parents': 'create missing parent directories' };
 
-/** Returns a handler for errors about a new path. If its directory is missing, the error names --parents. */
+/** Returns an error handler for calls that create a path. It adds advice on --parents if a directory is missing. */
 const withParents =
   (isGiven = false) =>
   (error: unknown): never => {

@@ -59,7 +59,7 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
   if (tar.paddingOf(size) > 0) yield Buffer.alloc(tar.paddingOf(size));
 }
 
-/** Links to create and modes of directories to set after all files are written. */
+/** What to do after all files are written: create links, and set modes of directories. */
 interface Later {
   links: { path: tar.Bytes; target: tar.Bytes }[];
   /** Modes of the directories in the archive. The root is first: its mode is 0755, unless the archive sets another. */

@@ -54,7 +54,7 @@ export async function resolve(client: Farhand, text: string): Promise<RemotePath
     : { machine_id, path: path || '~' };
 }
 
-/** True if the command line is not UTF-8. In process.argv, Node has replaced such bytes by U+FFFD. */
+/** True if the command line has bytes that are not UTF-8. Node replaces these bytes in process.argv by U+FFFD. */
 function hasOtherBytes(): boolean {
   try {
     return !isUtf8(readFileSync('/proc/self/cmdline'));
@@ -65,8 +65,8 @@ function hasOtherBytes(): boolean {
 }
 
 /**
- * Returns the fields of a copy or move to `to` or, if `to` is a directory, to the source's name in that
- * directory.
+ * Returns the request fields of a copy or move. If `to` is a directory, the destination is the source's name in that
+ * directory. Otherwise it is `to`.
  */
 export async function fromTo(client: Farhand, source: RemotePath, to: RemotePath) {
   const target = (await isDirectory(client, to)) ? below(to, source) : to;

@@ -154,8 +154,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // A data listener starts the flow of `incoming`, but only after the current turn of the event loop. pipeline() is
-      // called before that and so misses no data. It pauses `incoming` while the client is slow.
+      // A data listener starts the flow of `incoming` only after the current turn of the event loop, so pipeline()
+      // misses no data. pipeline() pauses `incoming` while the client is slow.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {

@@ -2,7 +2,7 @@
 import type { AgentStub } from '../../../shared/agent-rpcs.ts';
 import type { Caller } from '../../../shared/api/route-table.ts';
 
-/** Another living broker of the same database. */
+/** A living broker of the same database. */
 export interface Peer {
   brokerId: string;
   /** URL of the broker's peer port. */

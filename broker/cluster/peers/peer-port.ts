@@ -74,7 +74,7 @@ export async function listenForPeers(options: PeerPortOptions) {
   server.listen(port, host);
   await once(server, 'listening');
   return {
-    // A server that listens on a host and port has an address of this type.
+    // The cast is safe: a server that listens on a host and port has an address of this type.
     port: (server.address() as AddressInfo).port,
     /** Uses a newer certificate for new connections. */
     renew: (next: PeerLeaf): void => server.setSecureContext(next),

@@ -40,7 +40,7 @@ export interface RequestSubject {
   newOwner?: Peer | undefined;
 }
 
-/** Functions that send a request to the broker that owns its machine. */
+/** Functions that send a request to another broker, which answers it. */
 export interface Elsewhere {
   forward(request: IncomingMessage, response: ServerResponse, forwarded: Forwarded): Promise<void>;
   upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, forwarded: Forwarded): Promise<boolean>;

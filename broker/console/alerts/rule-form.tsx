@@ -16,7 +16,7 @@ const lastings = [0, 1, 5, 10, 30, 60, 360, 1_440].map((minutes) => minutes * mi
 const repeats = [0, 15, 60, 240, 1_440].map((minutes) => minutes * minuteMs);
 const warnings = [1, 3, 7, 14, 30, 60].map((days) => days * dayMs);
 
-/** Returns choices of durations in milliseconds, including the `present` one. `none` is the text for 0. */
+/** Returns the options of a field for a duration: `values` and `present`, in ms. `none` is the text for 0. */
 function durations(values: readonly number[], present: number, none: string): (readonly [string, string])[] {
   const all = [...new Set([...values, present])].sort((a, b) => a - b);
   return all.map((ms) => [String(ms), ms === 0 ? none : durationText(ms)] as const);

@@ -51,7 +51,7 @@ const statusTexts: Readonly<Record<CommandRecord['status'], string>> = {
 // The cast is safe: the record has exactly these keys.
 const statuses = Object.entries(statusTexts) as [CommandRecord['status'], string][];
 
-/** Reads from the URL which status the listed commands have. Also returns the function that changes it. */
+/** Returns the status by which the URL filters the list of commands, and the function that changes this status. */
 export const statusChoice = () => choiceIn('status', [['', 'Any status'], ...statuses]);
 
 interface CommandListProps {

@@ -32,7 +32,7 @@ export class Output {
   #nextId = 0;
   readonly #decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
 
-  /** `most`: number of characters to store. Older characters are dropped. */
+  /** `most`: maximum number of characters to store. If there are more, the oldest ones are dropped. */
   constructor(most = mostCharacters) {
     this.#most = most;
   }

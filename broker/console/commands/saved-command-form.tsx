@@ -74,7 +74,7 @@ const draftOf = (saved: SavedCommand | undefined): Draft => ({
 const namesIn = (line: string): string[] =>
   [...line.matchAll(/\{\{([a-z][a-z0-9_]*)\}\}/g)].map(([, name = '']) => name);
 
-/** Returns the parameter in the form that a request needs: only with the fields that its type allows. */
+/** Returns the parameter as a request contains it, with only the fields that its type allows. */
 function parameterOf(name: string, draft: ParameterDraft) {
   const { type, optional, byDefault, values, pattern, min, max, description } = draft;
   const isText = type === 'string' || type === 'path';

@@ -1,4 +1,4 @@
-// Finds the syntax highlighting for a file by its name, and loads it.
+// Finds the syntax highlighting for a file by its name or first line, and loads it.
 import type { StreamParser } from '@codemirror/language';
 
 type Load = () => Promise<StreamParser<unknown>>;

@@ -14,8 +14,8 @@ const isName = (element: Element | null): element is HTMLElement =>
 const namesIn = (list: Element): HTMLElement[] => [...list.querySelectorAll('[data-entry]')].filter(isName);
 
 /**
- * Focuses the first name of a list if no element of the page has the focus, for example after the previous folder's
- * list was removed. Safari then focuses `main`, because a click there does not focus a button.
+ * Focuses the first name of a list if nothing else has the focus, for example after the previous folder's list was
+ * removed. Focus on `main` counts as none: in Safari, a click on a button focuses `main` instead of the button.
  */
 export function focusFirst(list: Element | null): void {
   if (list && document.activeElement?.matches('body, main')) namesIn(list)[0]?.focus();

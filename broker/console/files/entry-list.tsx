@@ -217,7 +217,7 @@ interface EntryNameProps {
   index?: number;
 }
 
-/** The name of an entry. A click opens a folder, edits a text file, and downloads any other entry. */
+/** The name of an entry. A click opens a folder, opens a small file in the editor, and downloads any other file. */
 export function EntryName({ machine, entry, index }: EntryNameProps) {
   const name = nameToRead(entry);
   if (entry.name_encoding === undefined && (isFolder(entry) || isEditable(entry))) {

@@ -36,7 +36,7 @@ export function NewFolder({ machine, folder, close, reload }: DialogProps & { fo
   );
 }
 
-/** Renames an entry, or moves it on its machine. */
+/** Renames an entry. A new name that contains a slash moves the entry to another folder of its machine. */
 export function RenameEntry({
   machine,
   folder,

@@ -28,8 +28,8 @@ let all: Upload[] = [];
 /** A copy of `all` for the pages to display. It is replaced soon after each change. */
 export const uploads = signal<readonly Upload[]>([]);
 /**
- * A counter that changes when the last upload has ended. Open folders then load their list again at once. While further
- * files are sent, events of the broker make them load it.
+ * A counter that changes when the last upload has ended. An open folder then loads its list again at once. While
+ * uploads are running, the folder loads its list when the broker reports file events.
  */
 export const arrivals = signal(0);
 
@@ -43,7 +43,7 @@ const showMs = 30;
 const running = new Set<XMLHttpRequest>();
 let lastId = 0;
 
-/** A file with its path relative to a folder. */
+/** A file to upload, with its path relative to the target folder. */
 export interface Chosen {
   path: string;
   file: File;
@@ -138,11 +138,11 @@ function send(upload: Upload): void {
   request.send(file);
 }
 
-// Chromium has no global classes for entries, so their type is found by their fields.
+// Chromium has no global classes for these entries, so instanceof cannot tell files from folders.
 const isFile = (entry: FileSystemEntry): entry is FileSystemFileEntry => entry.isFile;
 const isFolder = (entry: FileSystemEntry): entry is FileSystemDirectoryEntry => entry.isDirectory;
 
-/** Returns the dropped files. A file in a dropped folder has its path inside that folder. */
+/** Returns the dropped files. The path of a file in a dropped folder begins with the name of that folder. */
 export async function droppedFiles(items: DataTransferItemList): Promise<Chosen[]> {
   // The entries must be read before the first await, because the list is empty afterwards.
   const entries = [...items].flatMap((item) => item.webkitGetAsEntry() ?? []);

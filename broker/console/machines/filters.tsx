@@ -20,7 +20,7 @@ const views = [
   ['', 'Table'],
   ['cards', 'Cards'],
 ] as const;
-/** Reads from the URL whether a table or cards are displayed. Also returns the function that changes it. */
+/** Returns whether the URL chooses the table or the cards, and a function that changes this choice. */
 export const viewChoice = () => choiceIn('view', views);
 
 export function Filters() {

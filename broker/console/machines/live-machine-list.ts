@@ -40,8 +40,8 @@ export class Fleet {
   readonly #asked = new Map<number, number>();
   #requests = 0;
   /**
-   * Ids of machines that sent an update and were not in this list. The first such update reloads the list. Further ones
-   * do not, because the machine may not match the query.
+   * Ids of machines that sent an update but were not in this list. The first update of such a machine reloads the list.
+   * Its further updates do not, because it may not match the query.
    */
   readonly #foreign = new Set<string>();
   #view = { first: 0, last: pageSize - 1 };

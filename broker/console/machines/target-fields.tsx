@@ -20,7 +20,7 @@ interface TargetFieldsProps {
   set: (changes: Partial<Targets>) => void;
   /** The hint below the field for tags: which machines the tags select, and at what time they are selected. */
   hint: string;
-  /** A field for a single machine. By default, the card lists the selected machines, with a field to add more. */
+  /** A field for one machine. It replaces the list of selected machines and the field that adds a machine. */
   children?: ComponentChildren;
 }
 

@@ -39,7 +39,7 @@ export function ButtonLink({ icon, text, class: name = '', ...rest }: ButtonLink
 }
 
 interface IconButtonProps extends Omit<ButtonProps, 'class' | 'size' | 'text'> {
-  /** Screen readers read it, because the button has no text. */
+  /** The text for screen readers, because the button displays only an icon. */
   label: string;
   icon: IconNodes;
   class?: string;

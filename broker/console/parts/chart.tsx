@@ -14,7 +14,7 @@ interface ChartProps {
   format: (value: number) => string;
   /** Largest value of the axis; by default it follows from the values. */
   most?: number;
-  /** First and last second of the axis. */
+  /** First and last time of the axis, in seconds since 1970. */
   span: readonly [from: number, to: number];
 }
 

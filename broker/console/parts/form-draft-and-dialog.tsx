@@ -21,7 +21,7 @@ export const editing = <D extends object>(draft: D, set: Editing<D>['set']): Edi
   }),
 });
 
-/** The state of a component that has a form. */
+/** Stores the content of a form in the state of the calling component. */
 export function useDraft<D extends object>(initial: D | (() => D)): Editing<D> {
   const [draft, setDraft] = useState(initial);
   return editing(draft, (changes) => setDraft((before) => ({ ...before, ...changes })));

@@ -160,7 +160,7 @@ export interface FormProps {
   disabled?: boolean;
 }
 
-/** A form. The message of a failed submit is displayed above its buttons. Ctrl-Enter submits it too. */
+/** A form. The message of a failed submit is displayed above its buttons. Ctrl-Enter also submits the form. */
 export function Form({ submit, run, children, cancel, disabled = false }: FormProps) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>(undefined);

@@ -160,7 +160,7 @@ interface ChoiceProps<T extends string> {
   choose: (value: T) => void;
 }
 
-/** A list in a bar of filters, of which one option is chosen. For few options use Choice. */
+/** A drop-down list in a bar of filters. The user chooses one option. For few options use Choice. */
 export function Select<T extends string>({ label, options, value, choose }: ChoiceProps<T>) {
   const change = (text: string): void => {
     const chosen = options.find(([option]) => option === text);

@@ -15,7 +15,7 @@ export type Read<T> = (
 
 interface LongListProps<T> {
   read: Read<T>;
-  /** The filter of the list. When one of these changes, the list begins anew with its first page. */
+  /** The values of the list's filter. When one of them changes, the list begins again with its first page. */
   inputs?: readonly unknown[];
   /** A value that is different after each edit by the user. All loaded pages of the list are then loaded again. */
   version?: unknown;
@@ -24,7 +24,7 @@ interface LongListProps<T> {
   topic?: 'commands';
   /** The text of an empty list. */
   empty: ComponentChildren;
-  /** A button above the list. An empty list has it in its text. */
+  /** A button above the list. It is not displayed if the list is empty, so `empty` must contain it too. */
   button?: ComponentChildren;
   children: (items: readonly T[], reload: () => void) => ComponentChildren;
 }
@@ -92,16 +92,16 @@ export function LongList<T extends { id: string }>({
   );
 }
 
-/** Keeps the first of equal items. An item can occur in two pages, because they are loaded at different times. */
+/** Removes repeated items. An item can occur in two pages, because they are loaded at different times. */
 function withoutRepeats<T extends { id: string }>(items: readonly T[]): T[] {
   const seen = new Set<string>();
   return items.filter(({ id }) => !seen.has(id) && seen.add(id));
 }
 
 /**
- * Call this after the first page of a list was loaded again: it was `before` and is `now`. Returns a function that
- * updates the items of the further pages. Items that new items have pushed out of the first page are put in front of
- * them.
+ * Call this after the first page of a list was loaded again. `before` is the old first page, `now` the new one. Returns
+ * a function that updates the items of the further pages: it puts in front of them the items that new items have pushed
+ * out of the first page.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));
@@ -109,7 +109,6 @@ function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: List
   // further items are then removed, so that the list has no gap.
   const isNewPage = !before.items.some(({ id }) => ids.has(id));
   const start = before.items.length - Math.max(0, now.total - before.total);
-  // Items that new items have pushed out of the first page.
   const pushed = before.items.filter(({ id }, index) => index >= start && !ids.has(id));
   return (further: readonly T[]): readonly T[] => {
     if (further.length === 0) return further;
@@ -152,7 +151,7 @@ interface ListProps<T> {
   items: readonly T[];
   /** `false` stands for a column that is left out. */
   columns: readonly (Column<T> | false)[];
-  /** Identifies an item after a change of the list. By default this is its id, or its index if it has none. */
+  /** Returns what identifies an item after a change of the list: by default its id, or its index if it has no id. */
   keyOf?: (item: T, index: number) => string | number;
   isSelected?: (item: T) => boolean;
 }

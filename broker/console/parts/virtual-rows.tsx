@@ -48,7 +48,7 @@ function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' 
     const element = scroller.current;
     if (!element) return;
     const { scrollTop, clientHeight } = element;
-    // Rows that will come into view in the next two frames.
+    // Number of rows that the next two frames will scroll at the present speed; negative if upwards.
     const moved = Math.round((2 * (scrollTop - before.current)) / rowHeight);
     before.current = scrollTop;
     const first = Math.max(0, Math.floor(scrollTop / rowHeight) - marginFor(-moved));

@@ -11,9 +11,9 @@ import { browserTimeZone } from './time-zones.ts';
 export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 
 /**
- * Where a schedule runs, and what it runs. A request that sends one of these fields gives a schedule with tags the
- * rights of the API key of the request. So does a request that sends the path to watch, or the environment, user or
- * folder of the command.
+ * Where a schedule runs, and what it runs. If a request sends one of these fields for a schedule with tags, the
+ * schedule gets the rights of the API key of this request. The same is true for the path to watch, and for the
+ * environment, user and folder of the command.
  */
 export interface Subject extends Targets {
   machine: string;
@@ -73,7 +73,7 @@ export function subjectInput(
   };
 }
 
-/** Returns the field of an API request that sets the path to watch, if the schedule runs after changes of a path. */
+/** Returns the request field with the path to watch; no field for a schedule that runs at set times. */
 export const watchInput = ({ trigger, path, recursive, settle }: Rules) =>
   trigger === 'change' ? { on_change: { path, recursive, settle: Number(settle) * secondMs } } : {};
 

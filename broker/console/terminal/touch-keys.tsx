@@ -15,8 +15,8 @@ export function afterCtrl(text: string): string {
 }
 
 /**
- * Text, name for screen readers, and bytes of each key. Of an arrow key's escape sequence, only the last letter is
- * here: the terminal's cursor key mode decides whether it begins with ESC [ or ESC O.
+ * Text, name for screen readers, and bytes of each key. An arrow key has only the last letter of its escape sequence
+ * here, because the terminal's cursor key mode decides whether the sequence begins with ESC [ or ESC O.
  */
 const keys: readonly (readonly [text: string, name: string, bytes: string])[] = [
   ['Esc', 'Escape', '\u001b'],

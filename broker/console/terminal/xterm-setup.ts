@@ -112,8 +112,8 @@ export function createEmulator(element: HTMLElement, isDark: boolean) {
 }
 
 /**
- * Maximum number of bytes that wait to be drawn before the program on the machine has to wait. A hidden page draws only
- * once a second, so its limit is larger. Otherwise it would slow programs down.
+ * If more bytes than this wait to be drawn, the program on the machine has to wait. A hidden page draws only once a
+ * second. Its limit is larger, so that it does not slow programs down.
  */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
 

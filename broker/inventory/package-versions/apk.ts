@@ -3,9 +3,9 @@
 import { compareNumbers, compareTexts } from './version-parts.ts';
 
 /**
- * Kinds of the parts of a version. If two versions differ first in the kind of a part, the kind earlier in this list is
- * newer: 1.2.1 is newer than 1.2a. Exception: a pre-release suffix is older than any other kind: 1.2_rc1 is older than
- * 1.2.
+ * Kinds of the parts of a version. If two versions first differ in the kind of a part, the version with the kind
+ * earlier in this list is newer: 1.2.1 is newer than 1.2a. Exception: a version with a pre-release suffix there is
+ * older than any other: 1.2_rc1 is older than 1.2.
  */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 
