@@ -23,7 +23,10 @@ export const serviceSettings = {
     value: 'NAME',
     help: 'user that the agent and its commands run as (default farhand-agent, created if missing)',
   },
-  allow_sudo: { schema: flag, help: 'let commands use sudo, with which they can change --allow and --root' },
+  allow_sudo: {
+    schema: flag,
+    help: 'let commands use sudo; a command with sudo can change --allow and --root',
+  },
 };
 
 export const agentSettings = {

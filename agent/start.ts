@@ -151,7 +151,10 @@ async function joined(
       const identity = await loadIdentity(data_dir, { broker, joinToken, joinTokenFile, name, tags });
       // A join token contains the fingerprint of its broker's CA certificate.
       if (joinToken && !joinToken.includes(identity.fingerprint))
-        log.warn({ data_dir }, 'the join token is ignored: this machine has joined another broker already');
+        log.warn(
+          { data_dir },
+          'the join token is ignored: this machine has joined another broker; to join the token’s broker, use another --data-dir',
+        );
       if (file) await rm(file, { force: true });
       return identity;
     } catch (error) {

@@ -45,7 +45,7 @@ const installSettings = {
   trust_key: {
     schema: z.string().optional(),
     value: 'FILE',
-    help: 'public key (PEM) that verifies the packages by which the broker may upgrade this agent',
+    help: 'PEM file with the public key that verifies the packages for upgrades by the broker',
     flagOnly: true,
   },
 };
@@ -167,7 +167,7 @@ async function checkMachine(token: string): Promise<void> {
   if (!machine?.machine_id || machine.removed || !token) return;
   if (parseJoinToken(token).fingerprint === machine.fingerprint) return;
   throw new StartError(
-    `the join token is from another broker than the one this machine has joined; run ${agent.name} uninstall first`,
+    `this machine has joined another broker than that of the join token; to join the token’s broker, run ${agent.name} uninstall first`,
   );
 }
 

@@ -77,7 +77,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     if (!commit) throw new Error('finish() was called before all chunks of the upload were read');
     const sha256 = this.hash.digest('hex');
     if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return { commit, sha256 };
-    const message = 'does not match the bytes that arrived';
+    const message = 'does not match the bytes that arrived; send them again';
     const details = { issues: [{ path: 'sha256', message }], sha256 };
     throw new AppError('validation_failed', `${toText(path)}: sha256 ${message}`, details);
   }

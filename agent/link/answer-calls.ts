@@ -89,7 +89,10 @@ export class Calls {
     // A second call with the same id is ignored. If it ran, it would not count against the limits, and the broker would
     // mistake its answer for the answer to the first call.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
-      log.debug({ request_id, method }, 'ignored a call of the broker: its id is invalid or in use');
+      log.debug(
+        { request_id, method },
+        'ignored a call from the broker: the id of the call is invalid or in use',
+      );
       return;
     }
     const shape = methods.get(method);
@@ -98,7 +101,7 @@ export class Calls {
     const refusal = this.#refusal(shape, call);
     const entry = auditLog.begin(call, refusal !== undefined);
     if (refusal) logRefused(entry, shape, call);
-    log.debug({ request_id, call_id, method }, 'received a call of the broker');
+    log.debug({ request_id, call_id, method }, 'received a call from the broker');
     this.#open.set(call_id, abort);
     const open: OpenCall | undefined = shape && { shape, call, entry, abort };
     const answered = open && !refusal ? this.#answer(open) : Promise.reject(refusal);
@@ -148,7 +151,7 @@ export class Calls {
     if (signal.aborted) return;
     if (!streamed) this.#send({ call_id, error: toWire(error) });
     if (error instanceof AppError && error.code !== 'internal_error') return;
-    this.#options.log.error({ err: error, request_id, method }, 'a call of the broker failed');
+    this.#options.log.error({ err: error, request_id, method }, 'a call from the broker failed');
   }
 
   async #answer(open: OpenCall): Promise<void> {

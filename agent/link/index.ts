@@ -192,7 +192,7 @@ class Connection {
     const reason = brokerText(message.fenced.reason);
     this.#options.log.error(
       { reason },
-      'the broker ended this link: another agent has linked with the same identity. If this machine is a clone, remove its data directory and join it again',
+      'the broker ended this link: another agent has linked with the same identity. If this machine is a clone, remove its data directory, and start its agent with a new join token',
     );
     return fencedMs;
   }
@@ -234,7 +234,7 @@ class Connection {
         (error: unknown) =>
           this.#options.log.warn(
             { err: error },
-            'the metrics of this machine could not be read, so a heartbeat was left out',
+            'the metrics of this machine could not be read, so a heartbeat was not sent',
           ),
       );
     });

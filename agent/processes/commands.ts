@@ -92,7 +92,7 @@ export class Commands extends ProcessTable<Command, CommandParts> {
         throw new AppError('invalid_request', `${signal} is not a signal that may be sent`);
       const { running } = await this.running(id, call.signal);
       if (!signalGroup(running.child, signal))
-        throw new AppError('conflict', 'the command is over and takes no signals', { command_id: id });
+        throw new AppError('conflict', 'the command has ended, so it takes no signals', { command_id: id });
       return {};
     },
   };

@@ -212,7 +212,7 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
 
   #gone(id: string): AppError {
     const { name } = this.#kind;
-    return new AppError('conflict', `the ${name} is over, so it takes no more input, signals or clients`, {
+    return new AppError('conflict', `the ${name} has ended, so it takes no more input, signals or clients`, {
       [`${name}_id`]: id,
     });
   }
@@ -228,7 +228,7 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
         `the id of a ${name} must consist of 1 to 100 letters, digits, - or _`,
       );
     if (this.#stopping || this.refusesStarts)
-      throw new AppError('unavailable', 'the agent is stopping; try again later');
+      throw new AppError('unavailable', 'the agent is stopping or is being upgraded; try again later');
     if (this.runningCount >= limit) {
       throw new AppError(
         'unavailable',

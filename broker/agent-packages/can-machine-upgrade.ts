@@ -81,7 +81,10 @@ function signedPackage(
       `this broker has no agent package ${name}: upload it with farhand packages upload`,
     );
   if (!found.signature)
-    return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
+    return refusal(
+      'no_package',
+      `the package ${found.file} is not signed: build it with npm run package -- --sign-key FILE`,
+    );
   // `key_changes` lead from older keys to the key that signed the package: each new key is signed by the previous one.
   // A machine that trusts one of the older keys accepts the package. Only the machine can verify the chain, so the
   // broker accepts every package with `key_changes` here.

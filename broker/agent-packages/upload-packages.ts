@@ -39,7 +39,7 @@ export function uploadHandlers(
   directory: string,
   catalog: () => Catalog,
 ): Pick<Handlers['packages'], 'upload' | 'remove'> {
-  const busy = `${mostUploads} packages are being uploaded already: try again`;
+  const busy = `${mostUploads} packages are being uploaded already: try again later`;
   const slots = new Semaphore(mostUploads, () => new AppError('unavailable', busy));
   return {
     async upload(input, caller) {

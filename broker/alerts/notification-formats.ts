@@ -51,8 +51,7 @@ export function messageOf({ counts, alerts, downtimes, missing }: Notification):
   const steps = (['opened', 'repeated', 'resolved'] as const).filter((step) => counts[step] > 0);
   const parts = steps.map((step) => `${counts[step].toLocaleString('en')} ${step}`);
   const down = downtimes.map(
-    ({ from, until }) =>
-      `The broker was down from ${from} to ${until} and has not watched anything in this time.`,
+    ({ from, until }) => `The broker was down from ${from} to ${until} and watched nothing during this time.`,
   );
   const title = [
     down.length > 0 ? 'The broker was down' : '',

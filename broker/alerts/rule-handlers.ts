@@ -152,7 +152,11 @@ function assertMayManage(caller: Caller, rule: AlertRule, declared: Declared): v
 function assertMayRead({ key_id }: Caller, { id, kind }: AlertRule, declared: Declared): void {
   const scope = kind === 'key' ? 'admin' : kind === 'schedule' ? 'schedules:read' : undefined;
   if (!scope || holds(currentKey(declared, key_id), scope)) return;
-  throw new AppError('forbidden', `alert rules of the kind ${kind} need the scope ${scope}`, { rule_id: id });
+  throw new AppError(
+    'forbidden',
+    `to create or change alert rules of the kind ${kind}, a key needs the scope ${scope}`,
+    { rule_id: id },
+  );
 }
 
 /**

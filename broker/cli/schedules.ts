@@ -92,7 +92,7 @@ export function addSchedules(program: Command): void {
     input: (given) => {
       for (const [what, [first, flag], [second, other]] of choices)
         if ((given[first] === undefined) === (given[second] === undefined))
-          throw new UsageError(`say ${what}, either by ${flag} or by ${other}`);
+          throw new UsageError(`give either ${flag} or ${other} (${what}), but not both`);
       return inputOf(given);
     },
     after: warnOfSameName('schedule'),

@@ -117,7 +117,7 @@ function helpTexts({ method }: Route, flags: Flags = {}): Flags {
 
 /** Converts --enable and --disable to a request's field `enabled`. Throws UsageError if both are given. */
 export function enabledOf({ enable, disable }: Item): { enabled?: boolean } {
-  if (enable && disable) throw new UsageError('use either --enable or --disable');
+  if (enable && disable) throw new UsageError('use --enable or --disable, but not both');
   return enable || disable ? { enabled: Boolean(enable) } : {};
 }
 

@@ -104,7 +104,7 @@ async function assertShared(connection: LeaseConnection, database: string): Prom
   const [table] = await connection.query("SELECT to_regclass('broker_tokens') IS NOT NULL AS found");
   if (table?.found) return;
   throw new StartError(
-    `${database} is not shared by several brokers yet: start the first broker with --peer-listen, then run ${name} cluster token on its box`,
+    `${database} is not shared by several brokers yet: start the first broker with --peer-listen, then run ${name} cluster token on its machine`,
   );
 }
 
@@ -120,7 +120,7 @@ async function makeToken({ data_dir }: Settings, connection: LeaseConnection): P
   const secrets = vault.encrypt(id, JSON.stringify(await Promise.all(read)));
   await connection.query(storingToken, [id, secrets, validSeconds]);
   process.stderr.write(
-    `On the box of the new broker, run ${name} cluster join. This token is valid for ${validSeconds / 60} minutes, and for one broker:\n`,
+    `On the machine of the new broker, run ${name} cluster join. This token is valid for ${validSeconds / 60} minutes, and for one broker:\n`,
   );
   return `${token}\n`;
 }

@@ -110,7 +110,7 @@ export class Batches {
       const { store, scheduler } = this.#context;
       await store.batches.get(id);
       if (!(await this.machinesOf(id)).every((machine) => caller.reaches(machine))) {
-        const message = `batch ${id} has machines that this key is not allowed to use, so this key cannot cancel it`;
+        const message = `batch ${id} has machines that this key is not allowed to use: to cancel it, use a key that may use all of them`;
         throw new AppError('forbidden', message, { batch_id: id });
       }
       const open = scheduler.all().filter(({ record }) => record.batch_id === id);
@@ -234,7 +234,7 @@ export class Batches {
       await store.batches.remove(batch_id).catch((err: unknown) => {
         log.warn(
           { err, batch_id },
-          'a batch could not be stored completely, and its stored part could not be removed; a broker that starts later removes it',
+          'a batch could not be stored completely, and its stored part could not be removed; it is removed when a broker next starts',
         );
       });
       throw error;

@@ -88,7 +88,7 @@ function parameterOf(given: NonNullable<Creation['parameters']>[number]): Parame
 function assertUnlimited(caller: Caller): void {
   if (!caller.reachable()) return;
   const message =
-    'a saved command can be run on all machines, so a key that is limited to some of them cannot create or change one';
+    'a saved command can run on all machines, so a key limited to some of them cannot create, change or delete it: use a key without machine_ids and tags';
   throw new AppError('forbidden', message);
 }
 

@@ -187,5 +187,5 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
   }
   return time.left > 0
     ? `must match ${pattern}`
-    : `took too long to compare with ${pattern}: the patterns of one request may take ${patternMs} ms together`;
+    : `took too long to compare with ${pattern}: simplify the pattern, because all patterns of one request may take ${patternMs} ms together`;
 }

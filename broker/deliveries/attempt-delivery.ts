@@ -95,7 +95,10 @@ export class Sender {
     return {
       delivered: status_code >= 200 && status_code < 300,
       status_code,
-      error: status_code >= 300 && status_code < 400 ? 'redirects are not followed' : null,
+      error:
+        status_code >= 300 && status_code < 400
+          ? 'the URL redirects, and redirects are not followed: set the final URL'
+          : null,
       answer: this.#internal.has(new URL(url).origin) ? null : text,
       retryAfter: isBusy ? (retryAfterMs(String(headers['retry-after'] ?? '').trim()) ?? null) : null,
     };

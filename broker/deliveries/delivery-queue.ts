@@ -178,7 +178,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: queue.id },
-        'the waiting deliveries of a receiver could not be read from the database; trying again in 5 s',
+        'the waiting deliveries of a webhook or alert channel could not be read from the database; trying again in 5 s',
       );
       queue.cancelTimer();
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
@@ -329,7 +329,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: queue.id },
-        'some deliveries of a receiver could not be marked as failed, although they must not be sent; trying again in 5 s',
+        'some deliveries of a webhook or alert channel could not be marked as failed, although they must not be sent; trying again in 5 s',
       );
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
       return;
@@ -367,7 +367,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: id },
-        'the waiting deliveries of a receiver could not be brought forward; they are attempted at their planned times',
+        'the waiting deliveries of a webhook or alert channel could not be sent earlier; they are attempted at their planned times',
       );
     }
     this.reread(id);

@@ -30,7 +30,7 @@ export function fileRpcs(services: StreamsServices) {
       }
       const { length = sent } = head;
       if (sent === length) return undefined;
-      throw new AppError('machine_error', `the machine sent ${sent} of ${length} bytes`, {
+      throw new AppError('machine_error', `the machine sent only ${sent} of ${length} bytes: try again`, {
         sent,
         length,
       });
@@ -113,7 +113,10 @@ async function* chunksOf(call: Call<'WriteFile'>): AsyncGenerator<Uint8Array> {
 
 function assertChecksum(commit: WriteFileCommit__Output, sha256: string): void {
   if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return;
-  const issue = { path: 'sha256', message: 'differs from the SHA-256 of the bytes that arrived' };
+  const issue = {
+    path: 'sha256',
+    message: 'differs from the SHA-256 of the bytes that arrived: upload the file again',
+  };
   const details = { issues: [issue], sha256 };
   throw new AppError('validation_failed', `commit: ${issue.path}: ${issue.message}`, details);
 }

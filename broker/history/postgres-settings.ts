@@ -49,7 +49,7 @@ export function addressOf({ database_url, database_password_file }: PostgresSett
   const unknown = Object.keys(given).find((name) => !parameters.includes(name));
   if (unknown)
     throw new StartError(
-      `--database-url has the unknown parameter ${unknown}; known are ${parameters.join(', ')}`,
+      `--database-url has the unknown parameter ${unknown}; allowed are ${parameters.join(', ')}`,
     );
   const decoded = (text: string): string => {
     try {

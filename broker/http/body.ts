@@ -78,7 +78,7 @@ function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
     throw invalid(`the body has the type ${type}: send JSON, with Content-Type: application/json`);
   }
   if (headers['content-encoding'] !== undefined && headers['content-encoding'] !== 'identity') {
-    throw invalid('the body is encoded: send it without Content-Encoding');
+    throw invalid('the body has a Content-Encoding: send it uncompressed, without this header');
   }
   if (!isUtf8(bytes)) throw invalid('the body is not valid UTF-8: send JSON in UTF-8');
   assertJsonLimits(bytes);

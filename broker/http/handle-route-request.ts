@@ -165,7 +165,10 @@ function assertNoFields(value: unknown): void {
 /** Refuses compressed or partial content, because content is stored as it arrives (RFC 9110 section 14.5). */
 function assertPlainContent(ctx: Context): void {
   if ((ctx.get('content-encoding') || 'identity') !== 'identity')
-    throw new AppError('invalid_request', 'the content is encoded: send it without Content-Encoding');
+    throw new AppError(
+      'invalid_request',
+      'the content has a Content-Encoding: send it uncompressed, without this header',
+    );
   if (!ctx.get('content-range')) return;
   const message = 'a file can only be replaced as a whole: send the whole file without Content-Range';
   throw new AppError('invalid_request', message);

@@ -45,7 +45,7 @@ export class Acknowledgements {
         .catch((error: unknown) =>
           this.#log.debug(
             { err: error, machine_id },
-            'results of a machine could not be acknowledged; its next hello lists them again',
+            'results of a machine could not be acknowledged; the machine lists them again when it next connects',
           ),
         );
     }

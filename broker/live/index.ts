@@ -211,7 +211,9 @@ export class LiveUpdates {
 function assertScope({ kind }: Topic, caller: Caller): void {
   const scope = scopeOf[kind];
   if (caller.may(scope)) return;
-  throw new AppError('forbidden', `a key with the scope ${scope} is needed`, { required_scope: scope });
+  throw new AppError('forbidden', `this key lacks the scope ${scope}: use a key that has it`, {
+    required_scope: scope,
+  });
 }
 
 /** Yields `ready`, then the updates. After the last update the stream stays open until the signal fires. */

@@ -84,7 +84,8 @@ export function statusOf({ presence, machineFacts }: MachineSources, { id: machi
   if (connected) machineFacts.assertAllows(machine_id, ['metrics']);
   const report = facts?.report;
   if (!report) {
-    const text = 'this machine has never sent metrics; start its agent';
+    const text =
+      'this machine has never sent metrics; start its agent, and check that its --allow contains metrics';
     throw new AppError('machine_offline', text, { machine_id });
   }
   return {

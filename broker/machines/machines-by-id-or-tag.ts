@@ -25,7 +25,10 @@ export function machinesNamedOrTagged(
     (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),
   );
   if (matching.length === 0 || matching.length > mostMachines) {
-    const having = matching.length === 0 ? 'no machine has' : `more than ${mostMachines} machines have`;
+    const having =
+      matching.length === 0
+        ? 'no machine that this key may use has'
+        : `more than ${mostMachines} machines have`;
     const message = named ? `${having} all of the tags ${tags.join(', ')}` : 'must name at least one tag';
     const issues = [{ path: 'tags', message }];
     throw new AppError('validation_failed', named ? message : `body: tags: ${message}`, { issues });

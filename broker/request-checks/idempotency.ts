@@ -114,7 +114,7 @@ export class Idempotency {
     if (!earlier) return this.#run(id, key, request);
     const { answer, madeId } = earlier;
     if (answer === undefined && route.idempotency === 'secret') {
-      const message = `the first request with this Idempotency-Key succeeded, and its answer with a secret of ${madeId} cannot be sent again; send the request with a new Idempotency-Key, and delete ${madeId} if the first request created it`;
+      const message = `the first request with this Idempotency-Key succeeded, but its answer contained a secret of ${madeId} and cannot be sent again; send the request with a new Idempotency-Key, and delete ${madeId} if the first request created it`;
       throw new AppError('conflict', message, { id: madeId });
     }
     if (content && answer !== undefined) await assertSame(content, earlier);
@@ -159,7 +159,7 @@ export class Idempotency {
     if (row.fingerprint !== fingerprint)
       throw new AppError(
         'idempotency_mismatch',
-        'this Idempotency-Key was used for another request; use a new key',
+        'this Idempotency-Key was used for another request; use a new Idempotency-Key',
       );
     if (this.#underWay.has(id) || (await this.#runsElsewhere(row, transaction))) {
       const message = 'the first request with this Idempotency-Key is still running; try again later';
@@ -244,7 +244,7 @@ async function assertSame(content: Content<unknown>, { answer, fields }: Earlier
   if (isSame && (fields === null || fields === hashOf(content))) return;
   throw new AppError(
     'idempotency_mismatch',
-    'this Idempotency-Key was used for other content or other form fields; use a new key',
+    'this Idempotency-Key was used for other content or other form fields; use a new Idempotency-Key',
     { sha256 },
   );
 }

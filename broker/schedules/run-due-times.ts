@@ -149,7 +149,7 @@ export class DueTimes {
     Promise.all(writes).catch((error: unknown) =>
       this.#log.warn(
         { err: error },
-        'the broker could not correct the schedule rows and progress marks that it stored while the clock was ahead; it tries again at its next start',
+        'the broker could not correct what it had stored about schedule runs while the clock was ahead; it tries again at its next start',
       ),
     );
   }

@@ -203,7 +203,7 @@ export class Schedules {
     const { reachable, reaches } = caller.during(transaction);
     if (!tags || !reachable() || requested_by === caller.key_id) return;
     if (this.#context.machinesOf(schedule).every((machine) => reaches(machine))) return;
-    const message = `schedule ${id} runs on machines that this key is not allowed to use, so this key cannot change or delete it`;
+    const message = `schedule ${id} runs on machines that this key is not allowed to use: to change or delete it, use a key that may use all of them`;
     throw new AppError('forbidden', message, { schedule_id: id });
   }
 

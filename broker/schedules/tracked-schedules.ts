@@ -318,7 +318,7 @@ export class TrackedSchedules {
       .catch((err: unknown) =>
         this.#log.warn(
           { err },
-          'new machines match the tags of schedules, but the progress marks for these machines could not be stored; if the broker restarts soon, a due time there may be overlooked',
+          'new machines match the tags of schedules, but this could not be stored; if the broker restarts soon, it may miss a due time of these machines',
         ),
       );
   }
@@ -330,7 +330,7 @@ export class TrackedSchedules {
       .catch((err: unknown) =>
         this.#log.warn(
           { err, schedule_id },
-          'a schedule’s tags no longer select some machines, but its progress marks for these machines could not be removed',
+          'a schedule’s tags no longer select some machines, but the stored times of its last runs on them could not be removed',
         ),
       );
   }

@@ -119,13 +119,13 @@ function mustHaveOne(data: Documents, file: string): boolean {
 function unchecked(which: string, file: string): StartError {
   const accept = `farhand broker state accept --data-dir ${quoted(dirname(file))}`;
   return new StartError(
-    `${file} has ${which} checksum: it is damaged, or was edited by hand; if you edited it: ${accept}; otherwise, ${recoveryOf(file)}`,
+    `${file} has ${which} checksum: it is damaged, or was edited by hand; if you edited it, run ${accept}; otherwise, ${recoveryOf(file)}`,
   );
 }
 
 function recoveryOf(file: string): string {
   const back = commandBack(file);
-  if (!back) return 'put it back from a backup';
+  if (!back) return 'restore it from a backup';
   return `to go back to the previous version of the file, without the last changes: mv ${quoted(file)} ${quoted(`${file}.broken`)} && ${back}`;
 }
 

@@ -117,7 +117,7 @@ export class Upgrades {
     cancel: async ({ upgrade_id: id }, caller) => {
       const { status } = await this.#records.get(id);
       if (!(await this.machinesOf(id)).every((machine) => caller.reaches(machine))) {
-        const message = `upgrade ${id} has machines that this key is not allowed to use, so this key cannot cancel it`;
+        const message = `upgrade ${id} has machines that this key is not allowed to use: to cancel it, use a key that may use all of them`;
         throw new AppError('forbidden', message, { upgrade_id: id });
       }
       if (status === 'running') {

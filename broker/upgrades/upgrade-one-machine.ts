@@ -198,7 +198,7 @@ export class MachineUpgrade {
       await this.#step({ status: 'switching', commands: null, until: this.#outcomeUntil() });
     else if (until !== null && until <= now()) {
       const message =
-        'the machine has not reported the outcome of the upgrade: see journalctl -u farhand-agent there';
+        'the machine has not reported the outcome of the upgrade: see journalctl -u farhand-agent -u farhand-agent-upgrade there';
       return this.#end({ status: 'failed', reason: 'no_answer', message });
     }
     this.#lookAtEnd();
@@ -263,7 +263,8 @@ export class MachineUpgrade {
     const rights = this.#context.rightsOf(this.upgrade.requested_by);
     if (rights?.may('machines:write') && rights.reaches(machine.id))
       return heldOrPinned(machine, this.upgrade.version);
-    const message = 'the key that began the upgrade may not use this machine any more';
+    const message =
+      'the key that started the upgrade may no longer upgrade this machine: upgrade it with another key';
     return { reason: 'not_permitted', message };
   }
 

@@ -56,7 +56,7 @@ export const packages = {
   upload: incoming('bytes', 'PUT', '/packages/{package}', 'admin', {
     summary: 'Upload a signed agent package, so that upgrades can install it',
     description:
-      'The body is the package. Its size and SHA-256 must be those in `signature`. Machines check the signature themselves, with the key that they have pinned.',
+      'The body is the package. Its size and SHA-256 must be those in `signature`. Each machine checks the signature itself, with the signing key that it trusts.',
     query: {
       signature: z
         .string()

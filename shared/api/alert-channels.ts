@@ -109,7 +109,7 @@ export const alertChannels = {
   update: single('PATCH', one, 'webhooks:write', {
     summary: 'Change a channel',
     description:
-      'With a new `url`, the channel gets the rights of the key of this request. If the new `url` leads to another server, and a password or token is stored, the request must contain `secret` too.',
+      'With a new `url` or new recipients (`to`), the channel gets the rights of the key of this request. If the new `url` leads to another server, and a password or token is stored, the request must contain `secret` too.',
     body: z.strictObject({ name: name.optional(), url: url.optional(), secret, ...changeable }),
     example: { name: 'operations', enabled: true },
     reply: channel,

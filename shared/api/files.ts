@@ -115,7 +115,7 @@ const content = {
 const removing = {
   summary: 'Delete a file or directory',
   description:
-    'Deletes a symlink itself, never its target. Refuses `/` and the home directory of the agent’s user.',
+    'Deletes a symlink itself, never its target. Refuses `/`, the home directory of the agent’s user, the directories of `--root`, the agent’s own files, and every directory that contains one of these.',
   errors: [...writeErrors, 'directory_not_empty'],
   reply: named('FileDeleted', { ...absolutePath, deleted: z.literal(true).describe('Always true') }),
   waits: true,

@@ -63,7 +63,7 @@ export const inventoryLists = z.object({
       z.object({
         name: word('Name: `eth0`'),
         mac: word('Hardware address'),
-        addresses: z.array(text(64)).max(64).describe('Addresses with the length of their prefix'),
+        addresses: z.array(text(64)).max(64).describe('Addresses with prefix length, such as `10.0.0.5/24`'),
         state: word('`up`, `down` or `unknown`'),
       }),
     )

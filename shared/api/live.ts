@@ -59,9 +59,9 @@ const update = named('LiveUpdate', {
   command: command
     .optional()
     .describe(
-      'In the event `command`: the present state of the command, with the same fields as in an answer that lists commands',
+      'In the event `command`: the current state of the command, with the same fields as in an answer that lists commands',
     ),
-  batch: batch.optional().describe('In the event `batch`: the present state of the batch'),
+  batch: batch.optional().describe('In the event `batch`: the current state of the batch'),
 });
 
 export const live = {

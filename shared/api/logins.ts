@@ -16,7 +16,7 @@ export const login = named('Login', {
     'Time of the last request. The broker stores it at most once an hour, so after a restart it may be an hour too early',
   ),
   expires_at: timestamp.describe(
-    'Time when the login ends: 12 hours after its last request, at the latest 7 days after its creation. It ends earlier if its API key expires, or if the secret with which it was made becomes invalid',
+    'Time when the login ends: 12 hours after its last request, at the latest 7 days after its creation. It ends earlier if its API key expires or is revoked, or if the secret with which it was made becomes invalid',
   ),
 });
 

@@ -43,7 +43,10 @@ const parameter = z.object({
 const newParameter = z.strictObject({
   name: z
     .string()
-    .regex(/^[a-z][a-z0-9_]{0,31}$/, 'must be lower-case letters, digits and _')
+    .regex(
+      /^[a-z][a-z0-9_]{0,31}$/,
+      'must be at most 32 lower-case letters, digits and _, and begin with a letter',
+    )
     .describe(described.name),
   type: types.describe(described.type),
   required: z.boolean().optional().describe(described.required),

@@ -93,7 +93,9 @@ const detailed = listed
     catch_up: catchUp.describe(
       'Which missed runs start after the broker was down. With `on_change`: whether a change that happened while the path was not watched starts a run',
     ),
-    catch_up_window: z.number().describe('Milliseconds after which a missed run no longer starts'),
+    catch_up_window: z
+      .number()
+      .describe('A missed run that was due longer ago than this many milliseconds is not started'),
     user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
     cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
     env: z.record(z.string(), z.string()).nullable().describe('Environment variables'),
@@ -184,7 +186,9 @@ const further = {
     ),
   catch_up_window: window
     .optional()
-    .describe('Milliseconds after which a missed run no longer starts; default: a day'),
+    .describe(
+      'A missed run that was due longer ago than this many milliseconds is not started; default: a day',
+    ),
   user: user.nullable().optional().describe('User to run as; default: the agent’s user'),
   cwd: cwd.nullable().optional().describe('Working directory; default: the home of the user'),
   env: environment.nullable().optional().describe('Environment variables, added to those of the user'),

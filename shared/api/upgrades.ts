@@ -91,7 +91,7 @@ export const machineUpgrade = named('MachineUpgradeState', {
     .string()
     .nullable()
     .describe(
-      'Fingerprint of the pinned key. The machine accepts only packages that were signed with this key, or with a newer key that this key has signed. Null: no key is pinned',
+      'Fingerprint of the signing key that the machine trusts. It accepts only packages that were signed with this key, or with a newer key that this key has signed. Null: it trusts no key',
     ),
   hold_version: z
     .string()
@@ -186,7 +186,7 @@ const upgrade = named('Upgrade', {
   next_wave_at: timestamp
     .nullable()
     .describe(
-      `Time at which the next wave begins. Null if the present wave has not ended, if there is no next wave, or if ${forLimited}`,
+      `Time at which the next wave begins. Null if the current wave has not ended, if there is no next wave, or if ${forLimited}`,
     ),
   total: z.number().describe('Number of machines of the upgrade'),
   counts: counts.describe('Number of machines by status'),

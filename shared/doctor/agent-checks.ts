@@ -31,7 +31,7 @@ export function joinAdvice(isService: boolean): string {
   const how = isService
     ? 'sudo farhand-agent install --join-token-file FILE'
     : 'farhand-agent --join-token-file FILE --broker HOST:PORT';
-  return `farhand join-tokens create, then ${how}`;
+  return `run farhand join-tokens create, store the token in FILE, then run ${how}`;
 }
 
 async function joined(dataDir: string, brokers: readonly string[]): Promise<Finding[]> {
@@ -62,7 +62,7 @@ async function reached(broker: string, ca: string): Promise<Finding> {
       : 'check that the broker runs and that firewalls let this machine connect to its port';
     const fault = clockFault(why);
     return fault
-      ? fail('clock', fault, 'timedatectl set-ntp true, or set the clock by hand')
+      ? fail('clock', fault, 'run timedatectl set-ntp true, or set the clock by hand')
       : fail('broker', `${broker}: ${why}`, mend);
   }
 }

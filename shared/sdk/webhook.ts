@@ -37,7 +37,10 @@ export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookE
   const body = typeof payload === 'string' ? new TextEncoder().encode(payload) : payload;
   const given = (name: string): string | undefined => headerOf(headers, name);
   const signature = /^sha256=([0-9a-f]{64})$/.exec(given('x-service-signature') ?? '')?.[1];
-  if (!signature) throw new SignatureError('the header X-Service-Signature is missing or malformed');
+  if (!signature)
+    throw new SignatureError(
+      'the header X-Service-Signature is missing or malformed: pass the headers of the request',
+    );
   if (!(await signs(new TextEncoder().encode(secret), fromHex(signature), body))) {
     throw new SignatureError(
       'X-Service-Signature does not match the body: check the secret, and pass the raw body',
@@ -60,7 +63,9 @@ async function checkTimestamp(
   const none = id === undefined && seconds === undefined && signatures === undefined;
   if (none && tolerance === Number.POSITIVE_INFINITY) return;
   if (none)
-    throw new SignatureError('the headers webhook-id, webhook-timestamp and webhook-signature are missing');
+    throw new SignatureError(
+      'the headers webhook-id, webhook-timestamp and webhook-signature are missing: pass all headers of the request',
+    );
   const head = new TextEncoder().encode(`${id}.${seconds}.`);
   const signed = new Uint8Array(head.length + body.length);
   signed.set(head);

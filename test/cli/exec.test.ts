@@ -330,7 +330,7 @@ describe('farhand exec on several machines', () => {
     ]);
     expect([none.code, none.err]).toEqual([
       1,
-      expect.stringMatching(/^farhand: .*no machine has all of the tags nosuch .*\n$/),
+      expect.stringMatching(/^farhand: .*no machine that this key may use has all of the tags nosuch .*\n$/),
     ]);
   });
 

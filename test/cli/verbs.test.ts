@@ -607,7 +607,7 @@ test('alerts are listed and acknowledged; rules and channels are created, change
   ] as const)
     expect(await farhand(verb, [name, '--enable', '--disable'])).toMatchObject({
       code: 2,
-      err: expect.stringContaining('use either --enable or --disable'),
+      err: expect.stringContaining('use --enable or --disable, but not both'),
     });
   expect((await farhand('alert-rules delete', ['gone', '--yes'])).err).toMatch(
     /no alert rule is named gone; names: away, memory/,

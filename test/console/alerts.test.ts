@@ -27,7 +27,7 @@ browserTest('a rule is refused with the reason, then tested, created, changed an
   await page.getByLabel('Alert after the condition has lasted').selectOption('60000');
   await page.getByRole('button', { name: 'Create' }).click();
   const row = page.getByRole('row', { name: /memory/ });
-  await row.getByText('memory over 0 % for 1 min, until 0 %').waitFor();
+  await row.getByText('memory over 0 % for 1 min; resolves at 0 %').waitFor();
   await row.getByText('tagged web').waitFor();
   await page.getByRole('button', { name: 'Turn off memory' }).click();
   await row.getByText('off', { exact: true }).waitFor();
@@ -58,11 +58,11 @@ browserTest('a rule about disks names the file system that it watches', async ()
   await page.getByText('the rule would').waitFor({ state: 'detached' });
   await page.getByRole('button', { name: 'Create' }).click();
   const row = page.getByRole('row', { name: /full/ });
-  await row.getByText('disk at /srv over 90 % for 5 min, until 81 %').waitFor();
+  await row.getByText('disk at /srv over 90 % for 5 min; resolves at 81 %').waitFor();
   await page.getByRole('button', { name: 'Change full' }).click();
   await page.getByLabel('Mount point, or * for the fullest file system').fill('*');
   await page.getByRole('button', { name: 'Save' }).click();
-  await row.getByText('any disk over 90 % for 5 min, until 81 %').waitFor();
+  await row.getByText('any disk over 90 % for 5 min; resolves at 81 %').waitFor();
   expect((await system.client.alertRules.list()).items).toMatchObject([{ kind: 'disk', mount: '*' }]);
   expect(faults).toEqual([]);
 });

@@ -108,7 +108,7 @@ async function runAndCancel(window: ConsolePage): Promise<void> {
     await page.keyboard.type(name);
     await page.getByRole('option', { name: new RegExp(name) }).waitFor();
     await page.keyboard.press('Enter');
-    await page.getByRole('button', { name: `Leave out ${name}` }).waitFor();
+    await page.getByRole('button', { name: `Deselect ${name}` }).waitFor();
   }
   // Two elements are named "Command": first a choice, and then the field. The test needs the field.
   await tabTo(window, 'Command');

@@ -94,7 +94,7 @@ browserTest('commands are filtered by status and machine, and the address has th
   await page.getByLabel('Status').selectOption('Timed out');
   await page.getByText('No command matches the filters').waitFor();
   await page.getByLabel('Status').selectOption('Any status');
-  await page.getByRole('button', { name: 'Leave out web-1' }).click();
+  await page.getByRole('button', { name: 'Deselect web-1' }).click();
   await row(/echo db/).waitFor();
   await open(`/machines/${web}/commands`);
   await row(/echo web/).waitFor();

@@ -209,7 +209,7 @@ browserTest('a batch has a live card per machine, and runs again where it failed
   await card('web-1').getByText('exit 0').waitFor();
   expect(await card('web-1').locator('.stderr').textContent()).toBe('second\n');
   await card('web-2').getByText('offline').waitFor();
-  await page.getByRole('button', { name: 'Again on the 1 failed' }).click();
+  await page.getByRole('button', { name: 'Run again on the 1 failed' }).click();
   await page.getByRole('list', { name: 'Selected machines' }).getByText('web-2').waitFor();
   expect(await page.getByLabel('Folder').inputValue()).toBe(folder);
   expect(faults).toEqual([]);

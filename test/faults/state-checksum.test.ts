@@ -103,7 +103,7 @@ describe('a start is refused', () => {
     const folder = await usedFolder();
     damage(folder);
     const message = await refusal(folder);
-    expect(message).toContain(`if you edited it: farhand broker state accept --data-dir ${folder}`);
+    expect(message).toContain(`if you edited it, run farhand broker state accept --data-dir ${folder}`);
     recover(message);
     expect(await idsOf(folder)).toEqual(['m1']);
   });
@@ -114,7 +114,7 @@ describe('a start is refused', () => {
       const file = join(folder, name);
       writeFileSync(file, readFileSync(file, 'utf8').replace('"m1"', '"m3"'));
     }
-    expect(await refusal(folder)).toMatch(/put it back from a backup$/);
+    expect(await refusal(folder)).toMatch(/restore it from a backup$/);
     rmSync(fileIn(folder));
     await expect(openState(folder)).rejects.toThrow('put state.json from a backup into');
   });

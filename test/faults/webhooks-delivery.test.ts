@@ -194,7 +194,7 @@ test('redirects are failures and are never followed', async () => {
     expect(result).toMatchObject({
       delivered: false,
       status_code: status,
-      error: 'redirects are not followed',
+      error: 'the URL redirects, and redirects are not followed: set the final URL',
     });
   }
   expect(elsewhere.got).toHaveLength(0);

@@ -43,7 +43,8 @@ export function assertFolder({ path, folder }: Target, stats: { isDirectory(): b
 /** Throws is_a_directory if the path must be a directory. */
 export function assertFile({ path, folder }: Target): void {
   if (!folder) return;
-  const reason = 'the requested path names a directory: it is empty or "~", or ends in "/", "." or ".."';
+  const reason =
+    'the requested path must be that of a file, but is empty or "~", or ends in "/", "." or ".."';
   throw fault('is_a_directory', path, reason);
 }
 

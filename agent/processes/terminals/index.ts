@@ -40,7 +40,7 @@ export class Terminals extends ProcessTable<Terminal, TerminalParts> {
         if (!maker)
           throw new AppError(
             'not_supported',
-            'this machine cannot open terminals, because the agent has no node-pty addon for it',
+            'the agent cannot open terminals, because it has no node-pty addon for this machine; reinstall the agent',
           );
         if (!spec)
           throw new AppError('invalid_request', 'the request to open a terminal must contain `spec`');

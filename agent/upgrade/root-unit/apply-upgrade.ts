@@ -51,7 +51,7 @@ const retryMs = 10_000;
 export async function applyUpgrade(settings: AgentSettings, log: Logger): Promise<void> {
   if (process.getuid?.() !== 0)
     throw new StartError(
-      'apply-upgrade is run by systemd as root, in the unit farhand-agent-upgrade.service, and not by hand',
+      'only systemd runs apply-upgrade, as root, in the unit farhand-agent-upgrade.service',
       1,
     );
   const upgrade = new Upgrade(settings, log);
@@ -93,7 +93,7 @@ class Upgrade {
     try {
       if (interrupted)
         throw new StartError(
-          'the machine or its upgrade unit was interrupted before the new version was started',
+          'the machine or its upgrade unit was interrupted before the new version was started; upgrade the machine again',
         );
       await verifiedCopy(directory, request, this.#settings);
       const names = await this.#installer(kind).prepare(to_version);

@@ -85,5 +85,7 @@ export async function verifiedCopy(
   }
   await target.sync();
   if (copied !== size || hash.digest('hex') !== sha256)
-    throw new StartError('the package has another size or SHA-256 than its signature says');
+    throw new StartError(
+      'the package differs from its signature in size or SHA-256; build or upload it again',
+    );
 }

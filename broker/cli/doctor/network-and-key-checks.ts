@@ -118,7 +118,7 @@ function key({ name, scopes, expires_at }: Awaited<ReturnType<Farhand['keys']['m
 
 function sameVersion(there: string): Finding {
   if (there === version) return ok('version', version);
-  const what = `this program has version ${version}, the broker ${clean(there)}`;
+  const what = `this program has version ${version}, but the broker has version ${clean(there)}`;
   return warn('version', what, 'install the broker’s version of farhand');
 }
 
@@ -172,7 +172,7 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
     ),
     ...warnOf(
       'upgrades',
-      'these agents trust no signing key, so they cannot be upgraded from here',
+      'these agents trust no signing key, so the broker cannot upgrade them',
       unpinned,
       `${onEach}, run farhand-agent trust-key FILE as root; FILE is the public key that verifies your packages`,
     ),

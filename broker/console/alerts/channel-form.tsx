@@ -125,7 +125,7 @@ export function ChannelForm({ channel, close, saved }: ChannelFormProps) {
           label={channel ? `New ${present}` : secret.label}
           {...bind('secret')}
           secret
-          hint={channel ? `Leave the field empty to keep the present ${present}` : secret.hint}
+          hint={channel ? `Leave the field empty to keep the current ${present}` : secret.hint}
         />
       )}
     </FormDialog>

@@ -36,5 +36,5 @@ export function ruleText({ kind, above, recover, mount, for: lasting, before }: 
   if (isExpiring(kind)) return `${text} within ${durationText(before ?? 0)}`;
   if (!isMeasured(kind)) return `${text}${during}`;
   const name = kind === 'cpu' ? 'CPU' : kind === 'disk' && mount !== null ? placeOf(mount) : kind;
-  return `${name} over ${above}${unitOf(kind)}${during}, until ${recover}${unitOf(kind)}`;
+  return `${name} over ${above}${unitOf(kind)}${during}; resolves at ${recover}${unitOf(kind)}`;
 }

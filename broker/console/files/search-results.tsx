@@ -98,7 +98,8 @@ function statusOf(count: number, end: End | undefined): string {
   if (!end) return `${found}, searching…`;
   const parts = [
     end.truncated ? `the first ${found}: narrow the search to see the others` : found,
-    end.unreadable > 0 && `${end.unreadable.toLocaleString()} of ${end.visited.toLocaleString()} unreadable`,
+    end.unreadable > 0 &&
+      `${end.unreadable.toLocaleString()} of ${end.visited.toLocaleString()} entries could not be read`,
   ];
   return parts.filter(Boolean).join(', ');
 }

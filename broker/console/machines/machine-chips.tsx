@@ -21,7 +21,7 @@ export function Chips({ label, machines, remove }: ChipsProps) {
         <li key={id} class="chip">
           <Icon of={machinesIcon} size={13} />
           <span class="cut">{nameOf(id)}</span>
-          <Button class="quiet" aria-label={`Leave out ${nameOf(id)}`} press={() => remove(id)}>
+          <Button class="quiet" aria-label={`Deselect ${nameOf(id)}`} press={() => remove(id)}>
             <Icon of={close} size={13} />
           </Button>
         </li>

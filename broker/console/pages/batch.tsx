@@ -124,7 +124,7 @@ function Actions({ batch, reload }: { batch: BatchRecord; reload: () => void }) 
   return (
     <>
       {failed.length > 0 && batch.status !== 'running' && (
-        <Button icon={icons.refresh} text={`Again on the ${failed.length} failed`} press={again} />
+        <Button icon={icons.refresh} text={`Run again on the ${failed.length} failed`} press={again} />
       )}
       {batch.status === 'running' && (
         <CancelButton

@@ -112,7 +112,7 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
   const arrived = useArrivals();
   const [latest] = arrived;
   return (
-    <Card title={token.install === null ? 'Start the agent' : 'Paste this into a shell of the machine'}>
+    <Card title={token.install === null ? 'Start the agent' : 'Run this in a shell on the machine'}>
       {token.install === null ? (
         <>
           <p class="notice warn">

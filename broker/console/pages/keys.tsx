@@ -154,6 +154,6 @@ function KeyButtons({ apiKey: { id, name }, edit, changed, reveal }: KeyButtonsP
 async function revoke(id: string, name: string): Promise<void> {
   const { schedules, webhooks, alert_channels } = await client.keys.remove({ key_id: id });
   const stopped = schedules.length + webhooks.length + alert_channels.length;
-  const what = 'schedules, webhooks and alert channels that stop with it';
+  const what = 'stopped schedules, webhooks and alert channels';
   say(`${name} is revoked${stopped > 0 ? `; ${what}: ${stopped}` : ''}`);
 }

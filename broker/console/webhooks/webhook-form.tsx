@@ -67,7 +67,7 @@ export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
         label={webhook ? 'New secret' : 'Secret'}
         {...bind('secret')}
         secret
-        hint={`Signs each delivery, so that the receiver can check it${webhook ? '; leave the field empty to keep the present secret' : ''}`}
+        hint={`Signs each delivery, so that the receiver can check it${webhook ? '; leave the field empty to keep the current secret' : ''}`}
       />
     </FormDialog>
   );
