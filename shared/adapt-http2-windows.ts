@@ -41,7 +41,7 @@ const someStreams = 8;
 const leastBytes = 4 * mebibyte;
 /**
  * Window of a whole connection to a distant peer, in bytes. It is practically unlimited, because a limit would save no
- * memory: for this window, Node counts bytes as read as soon as they arrive, even if no reader has taken them.
+ * memory: Node frees space in this window when bytes arrive, not when a reader takes them.
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**

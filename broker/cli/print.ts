@@ -10,8 +10,8 @@ export type Format = 'text' | 'json';
 export type Cell = string | number | boolean | null | undefined;
 
 /**
- * Prints a result as JSON or as text. Lines that `text` returns are sanitized here. A string that `text` returns must
- * be sanitized already, like the strings of table() and record().
+ * Prints a result as JSON or as text. If `text` returns an array of lines, they are sanitized here. If it returns one
+ * string, that string must be sanitized already, as those of table() and record() are.
  */
 export async function print(
   format: Format,

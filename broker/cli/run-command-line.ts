@@ -68,7 +68,7 @@ const nextSteps: Readonly<Record<string, string>> = {
   machine_offline:
     'Run farhand machines list to see when the machine was last seen. A command can wait for it: exec --queue-for 10m.',
   already_exists:
-    'files cp and files mv replace a file or an empty directory with --overwrite; files mkdir -p accepts a directory.',
+    'To replace a file or an empty directory, add --overwrite to files cp or files mv. If the directory may exist already, use files mkdir -p.',
   directory_not_empty: 'files rm -r deletes a directory with its content.',
   internal_error: 'The broker’s log has details under this request id.',
 };

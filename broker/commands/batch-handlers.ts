@@ -234,7 +234,7 @@ export class Batches {
       await store.batches.remove(batch_id).catch((err: unknown) => {
         log.warn(
           { err, batch_id },
-          'a batch could not be stored completely, and its stored part could not be removed; it is removed when a broker next starts',
+          'only a part of a batch could be stored, and that part could not be removed; the next broker that starts will remove it',
         );
       });
       throw error;

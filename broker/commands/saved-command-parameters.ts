@@ -178,9 +178,9 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch (error) {
-    // After a timeout no time is left, even if the timeout fired a moment before the clock reached the limit. The error
-    // is recognized by its code: `instanceof Error` is false, because the context has its own class Error. Any other
-    // error, such as a stack overflow, counts as no match.
+    // A timeout can fire a moment before the clock reaches the limit, so the time left is set to 0 here. A timeout is
+    // recognized by its code, because the context has its own class Error. Any other error, such as a stack overflow,
+    // counts as no match.
     if (Reflect.get(Object(error), 'code') === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;

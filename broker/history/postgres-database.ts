@@ -58,8 +58,7 @@ export class PostgresDatabase implements Database {
     this.writer = writer;
     const config = { ...address.config, types, pipeline: true, allowExitOnIdle: true, verify: assertPrimary };
     this.#pool = new Pool({ ...config, max: mostReaders });
-    // This pool connects at its first read. A broker that does not share its database never reads through it, and thus
-    // has one connection less.
+    // This pool opens its connection at its first read. A broker that is alone on its database never uses this pool.
     this.#committedPool = new Pool({ ...config, max: 1, query_timeout: committedMs });
     // The pool replaces an idle connection that fails, so the error is only logged.
     for (const pool of [this.#pool, this.#committedPool]) {

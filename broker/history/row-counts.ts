@@ -76,7 +76,7 @@ function groupsOf(counted: CountedTable) {
 }
 
 /**
- * Returns SQL that creates the tables of counts for a table, and the triggers that correct the counts. The SQL must
+ * Returns SQL that creates the count tables of `counted`, and the triggers that keep its counts up to date. The SQL must
  * never change, because released migration steps contain it.
  */
 export function createCounts(counted: CountedTable): string {

@@ -127,7 +127,7 @@ export class Idempotency {
    * returns undefined.
    */
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
-    // The same transaction looks for an earlier request and stores this one, so only the first of two requests with the
+    // One transaction both looks for an earlier request and stores this one, so only the first of two requests with the
     // same Idempotency-Key runs.
     let isNew = false;
     const begun = this.#history.write(async (transaction): Promise<Earlier | undefined> => {

@@ -28,7 +28,7 @@ export interface ScheduleContext {
   mayRun(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
   /** True if the key may run commands and read files on the machine. A schedule with on_change needs both. */
   mayWatch(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
-  /** The machines that a schedule runs on now. */
+  /** The machines that a schedule would run on if it started now. */
   machinesOf(schedule: Schedule): MachineId[];
   /** The rights of a key; undefined if it is revoked or expired. */
   rightsOf(id: KeyId, declared: Declared): Pick<Rights, 'may'> | undefined;
@@ -270,11 +270,11 @@ const withEnvironment = (params: CommandParams, env: Record<string, string> | un
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key of this schedule may no longer run commands on its machine (key_revoked). To run the schedule with the rights of another key, change the schedule in a request with that key. If the schedule has tags, send its tags and its command too, even if they stay the same',
+  'the key of this schedule may no longer run commands on its machine (key_revoked). To run the schedule with the rights of another key, use that key to change the schedule. If the schedule has tags, that request must contain its tags and its command, even if they stay the same',
 );
 
 /** The error for a schedule whose key may no longer watch its path. */
 export const mayNotWatch = new AppError(
   'forbidden',
-  'the path of this schedule is not watched: the key of the schedule may no longer read files and run commands on the machine (key_revoked). To use the rights of another key, change the schedule in a request with that key. If the schedule has tags, send its tags and its command too, even if they stay the same',
+  'the path of this schedule is not watched: the key of the schedule may no longer read files and run commands on the machine (key_revoked). To use the rights of another key, use that key to change the schedule. If the schedule has tags, that request must contain its tags and its command, even if they stay the same',
 );

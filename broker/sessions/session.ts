@@ -32,9 +32,9 @@ export interface SessionContext extends SessionServices {
 /** The part of an attached client that its session uses. */
 interface SessionClient {
   readonly attached: Attached;
-  /** Detaches the client. Resolves when that is on disk. Never rejects. */
+  /** Detaches the client. Resolves once the detachment is stored on disk. Never rejects. */
   detach(why: 'detached' | 'forbidden' | 'stopping'): Promise<void>;
-  /** Must be called when the end of the session is on disk. */
+  /** Must be called once it is stored on disk that the session has ended. */
   sessionEnded(): void;
 }
 

@@ -250,7 +250,7 @@ async function createNouns(
 function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
   const contents = new Quota(
     maxContents,
-    'too many file contents are being read for answers in JSON; try again later',
+    'the broker is already sending too many files as JSON; try again later',
   );
   const { cluster, history } = parts;
   return {

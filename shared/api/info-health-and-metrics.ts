@@ -67,7 +67,7 @@ export const service = {
     },
   }),
   machineMetrics: raw('/metrics/machines/{machine_id}', 'machines:read', {
-    summary: 'Get the last report of a machine for Prometheus',
+    summary: 'Get the latest metrics of a machine in the Prometheus format',
     description:
       'For a machine that is offline, or whose owner allows no metrics, the answer has only `farhand_machine_up`.',
     types: ['text/plain'],

@@ -174,7 +174,7 @@ const upgrade = named('Upgrade', {
   status: z
     .enum(['running', 'completed', 'failed', 'cancelled'])
     .describe(
-      '`completed`: all machines are done and none failed; `failed`: at least one machine failed. Both also count machines that the key may not use',
+      '`completed`: all machines are done and none failed; `failed`: at least one machine failed. Machines that the key may not use are included',
     ),
   version: z.string().describe('Version that the machines get'),
   ...choices,

@@ -10,8 +10,7 @@ export interface FollowOptions {
   url: string;
   signal: AbortSignal | undefined;
   /**
-   * Requests the events after the event with the id `after`. If `after` is undefined, repeats the request of the
-   * caller.
+   * Requests the events that follow the event whose id is `after`. Without an id, sends the caller's request again.
    */
   connect(after: string | undefined): Promise<Response>;
   /** True to reconnect after a lost connection, until the signal fires or the reader stops. */

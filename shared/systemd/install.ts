@@ -342,7 +342,7 @@ async function takeOver(service: string, directory: string, { uid, gid }: Accoun
   // The old owner loses access first, so that it can change nothing while the content gets its new owner.
   await must('chown', ['--no-dereference', '0:0', '--', directory]);
   await must('chmod', ['0700', '--', directory]);
-  // Links, FIFOs and sockets of the old owner could make the new owner, who may be root, open other files.
+  // The new owner may be root. A link, FIFO or socket that the old owner left could make it open a file elsewhere.
   const ofNoUse = ['!', '-type', 'd', '!', '-type', 'f', '!', '-uid', '0'];
   await must('find', [directory, '-mindepth', '1', ...ofNoUse, '-delete']);
   await must('chown', ['--recursive', '--no-dereference', `${uid}:${gid}`, '--', directory]);

@@ -1,4 +1,4 @@
-// Starts a version of the agent as the service, and finds out whether it runs and links.
+// Starts a version of the agent as the service, and finds out whether it runs and connects to the broker.
 import { join } from 'node:path';
 import { monotonic, sleep } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';

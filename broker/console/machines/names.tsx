@@ -6,7 +6,7 @@ import { to } from '../router.ts';
 const names = signal<ReadonlyMap<string, string>>(new Map());
 const asked = new Set<string>();
 
-/** Stores names of machines that came with other data, so that nameOf() need not request them. */
+/** Stores machine names that arrived with other data, so that nameOf() need not request them. */
 export function learnNames(machines: readonly { id: string; name: string }[]): void {
   names.value = new Map([...names.value, ...machines.map(({ id, name }) => [id, name] as const)]);
 }

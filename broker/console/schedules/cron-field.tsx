@@ -13,7 +13,7 @@ interface CronFieldProps {
 }
 
 /**
- * Returns the UTC offset of a time zone at an instant, such as `GMT+2`. If the offsets at two instants differ, the
+ * Returns the UTC offset, such as `GMT+2`, of a time zone at an instant. If the offsets at two instants differ, the
  * clocks change in between.
  */
 const offsetAt = (at: string, timeZone: string): string =>
