@@ -59,9 +59,7 @@ export function createAuditRecorder(
       .catch((error: unknown) => unrecorded.write(error, deeds));
 
   return {
-    /**
-     * Begins a record. Each write gets its details from `about`. If `records` is false, settle() writes only failures.
-     */
+    /** Begins a record. Each write gets its details from `about`. Without `records`, settle() writes only failures. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newTimedId('audit', now());
       let committed = false;
@@ -86,8 +84,7 @@ export function createAuditRecorder(
           // A refused request has changed nothing, so its record may be left out if its key has too many refusals.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // If the request failed after commit(), its rows may be on disk already. write() uses the same ids, and a row
-          // whose id exists is not added again.
+          // After commit(), the rows may be on disk already. write() adds no row whose id exists.
           await write(deeds, id);
         },
       };
