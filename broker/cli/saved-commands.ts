@@ -15,7 +15,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter: NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; ? after NAME makes it optional; =VALUE at the end sets its default',
+    'parameter: NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; ? after NAME makes it optional; =VALUE at the end is used if a caller gives no value',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',

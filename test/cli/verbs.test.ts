@@ -387,7 +387,7 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
     farhand('schedules create', [...shape, '--cron', '@daily', '--tags', 'web']),
     farhand('schedules create', ['--name', 'idle', '--machine', 'web-1', '--cron', '@daily']),
   ]);
-  expect([twice.code, twice.err]).toEqual([2, expect.stringContaining('either by --machine or by --tags')]);
+  expect([twice.code, twice.err]).toEqual([2, expect.stringContaining('give either --machine or --tags')]);
   expect([idle.code, idle.err]).toEqual([
     2,
     expect.stringContaining('either by --command or by --saved-command'),
