@@ -70,8 +70,12 @@ test('prints its findings as JSON, each with its fix, for monitoring', async () 
 });
 
 test('advises to join anew by install if the agent is a service, and by a start by hand if not', () => {
-  expect(joinAdvice(true)).toMatch(/store the token in FILE, then run sudo farhand-agent install --join-token-file FILE$/);
-  expect(joinAdvice(false)).toMatch(/store the token in FILE, then run farhand-agent --join-token-file FILE --broker HOST:PORT$/);
+  expect(joinAdvice(true)).toMatch(
+    /store the token in FILE, then run sudo farhand-agent install --join-token-file FILE$/,
+  );
+  expect(joinAdvice(false)).toMatch(
+    /store the token in FILE, then run farhand-agent --join-token-file FILE --broker HOST:PORT$/,
+  );
 });
 
 test('says of a failed service what its exit code means, with the status of the service at the end', () => {
@@ -126,6 +130,9 @@ test('an agent whose clock is behind the broker’s certificate reports its cloc
   const params = { broker: system.grpc, joinToken: await system.joinToken(), name: 'late', tags: [] };
   await expect(loadIdentity(temporaryFolder('late'), params)).rejects.toThrow(fault);
   const { text, code } = await examine(agent.dataDir, system.grpc);
-  expect([code, text]).toEqual([1, expect.stringMatching(/^fail {2}clock .*\n[\s\S]*clock: run timedatectl/m)]);
+  expect([code, text]).toEqual([
+    1,
+    expect.stringMatching(/^fail {2}clock .*\n[\s\S]*clock: run timedatectl/m),
+  ]);
   expect(text).toMatch(fault);
 });

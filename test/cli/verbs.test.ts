@@ -390,11 +390,11 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
   expect([twice.code, twice.err]).toEqual([2, expect.stringContaining('give either --machine or --tags')]);
   expect([idle.code, idle.err]).toEqual([
     2,
-    expect.stringContaining('either by --command or by --saved-command'),
+    expect.stringContaining('give either --command or --saved-command'),
   ]);
   expect([unshaped.code, unshaped.err]).toEqual([
     2,
-    expect.stringContaining('say when to run, either by --cron or by --on-change'),
+    expect.stringContaining('give either --cron or --on-change (when to run), but not both'),
   ]);
   expect([bad.code, bad.err]).toEqual([
     1,

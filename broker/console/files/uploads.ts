@@ -138,7 +138,7 @@ function send(upload: Upload): void {
   request.send(file);
 }
 
-// Chromium has no global classes for these entries, so instanceof cannot tell files from folders.
+// Chromium has no global classes for these entries, so instanceof cannot distinguish files from folders.
 const isFile = (entry: FileSystemEntry): entry is FileSystemFileEntry => entry.isFile;
 const isFolder = (entry: FileSystemEntry): entry is FileSystemDirectoryEntry => entry.isDirectory;
 
