@@ -33,8 +33,8 @@ const allBytes = largestBytes;
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 /**
- * Up to this many calls of a distant peer share all of `sharedBytes`. For more calls the limit falls in proportion:
- * twice as many calls share half of `sharedBytes`.
+ * If a distant peer has more than `fewStreams` calls but not more than this, they share all of `sharedBytes`. For more
+ * calls the limit falls in proportion: twice as many calls share half of `sharedBytes`.
  */
 const someStreams = 8;
 /** A distant peer's share of `allBytes` is at least this many bytes, even if other peers use up `allBytes`. */

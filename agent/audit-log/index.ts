@@ -62,8 +62,8 @@ export class AuditLog {
   }
 
   /**
-   * Counts a refused call. Returns true if the call gets a log line of its own: in each minute, the first `mostRefusals`
-   * calls with the same method and error code do. A later line reports the number of the others.
+   * Counts a refused call. Returns true if the call gets a log line of its own: in each minute, the first
+   * `mostRefusals` calls with the same method and error code do. A later line reports the number of the others.
    */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';
@@ -134,7 +134,7 @@ export class AuditedCall {
 
 type Fields = Record<string, unknown>;
 
-/** Names of the logged fields, the same for every method. All other fields are left out. */
+/** Names of the logged request fields, the same for every method. All other request fields are left out. */
 const loggable: ReadonlySet<string> = new Set([
   ...['id', 'client_id', 'path', 'source', 'destination', 'command', 'user', 'cwd', 'mode', 'owner', 'group'],
   ...['signal', 'name', 'recursive', 'ids', 'args', 'upgrade_id', 'version'],

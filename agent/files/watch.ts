@@ -72,7 +72,7 @@ class Watch implements Disposable {
   readonly #only: Bytes | undefined;
   readonly #start: fs.Confined;
   readonly #quota: Quota;
-  /** The watched directories, by their path relative to `#start`. */
+  /** The watched directories, by their path relative to `#start` (the requested directory or that of the file). */
   readonly #folders = new Map<Bytes, Folder>();
   /** Changed names, by the path of their directory relative to `#start`. */
   #waiting = new Map<Bytes, Set<Bytes>>();

@@ -86,8 +86,8 @@ export class Calls {
   take(call: Call__Output): void {
     const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
-    // A second call with the same id is ignored. If it ran, it would not count against the limits, and the broker would
-    // mistake its answer for the answer to the first call.
+    // A call with the id of an open call is ignored. If it ran, it would not count against the limits, and the broker
+    // would mistake its answer for the answer to the first call.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
       log.debug(
         { request_id, method },

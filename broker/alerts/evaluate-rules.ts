@@ -231,8 +231,8 @@ export class Monitor {
   }
 
   /**
-   * Resolves an alert if its rule no longer covers its subject. Otherwise sets the timer of the alert again if the rule
-   * or the maintenance windows have changed.
+   * Stores a changed rule with the alert. Resolves the alert if the rule no longer covers its subject. Otherwise sets
+   * the timer of the alert again if the rule or the maintenance windows have changed.
    */
   #refresh(tracked: Tracked, otherWindows: boolean): void {
     const rule = this.#state.alert_rules.get(tracked.rule.id);

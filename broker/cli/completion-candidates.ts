@@ -9,8 +9,8 @@ import { findMachine, findSavedCommand, kinds, machine as machines } from './fin
 import { createProgram, nouns } from './verb-tree.ts';
 
 /**
- * Prints the words that can complete the last word, one per line. bash passes the whole line, and the characters at
- * which bash breaks words. Other shells pass separate words, of which only the last can contain quotes.
+ * Prints the words that can complete the last word, one per line. bash passes the line up to the cursor, and the
+ * characters at which bash breaks words. Other shells pass separate words, of which only the last can contain quotes.
  */
 export async function complete([shell = '', ...args]: string[]): Promise<void> {
   const [line = '', breaks = ''] = args;

@@ -177,7 +177,10 @@ const readers: Readonly<Record<string, Reader>> = {
   },
 };
 
-/** Parses a list of tags. Refuses an empty list: it usually comes from an unset variable, and would filter nothing. */
+/**
+ * Parses a list of tags. Refuses an empty list, which usually comes from an unset variable: as a filter it would match
+ * everything.
+ */
 const tags: Reader = (text, before) => {
   const all = list(text, before);
   if (all.length > 0) return all;

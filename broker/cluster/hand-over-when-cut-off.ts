@@ -31,7 +31,10 @@ interface Services {
   log: Logger;
 }
 
-/** Regularly checks whether agents and clients must go to another broker. Call the returned function to stop. */
+/**
+ * Regularly checks whether agents and clients must go to another broker, and if so ends their links and streams. Call
+ * the returned function to stop.
+ */
 export function handOverWhenCutOff({ cluster, streams, ask, spreadMs, log }: Services): () => void {
   let isAsking = false;
   let hasHandedOver = false;

@@ -156,7 +156,7 @@ export class Cluster implements Owners {
     return this.#owners.elsewhere(machineId);
   }
 
-  /** Returns the broker that owns a machine, which may be this one; undefined if that broker is not alive. */
+  /** Returns the living broker that owns a machine, which may be this one; undefined if there is none. */
   brokerOf(machineId: string): Peer | undefined {
     return this.#owners.living(machineId);
   }

@@ -112,7 +112,7 @@ function textOf(parameter: Parameter, given: Value | undefined, time: PatternTim
   const text = String(value);
   const problem = problemOf(parameter, text, time);
   if (problem !== undefined) throw refused(name, problem);
-  // 010 becomes 10, the number that was checked above: a program could read 010 as the octal number 8.
+  // 010 becomes 10, the number that was checked above: a program could read 010 as the octal number 8. -0 becomes 0.
   return type === 'integer' ? String(Number(text)) : text;
 }
 

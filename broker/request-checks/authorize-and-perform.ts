@@ -149,7 +149,8 @@ export class AuthorizedRequest<R extends Route> {
 
   /**
    * Checks the login, the scope, and all ids that have been read so far (those in the body once it is read). Throws
-   * forbidden if the key may not use an id. Otherwise throws …_not_found if an id does not exist.
+   * forbidden if the key may not use an id. Otherwise throws …_not_found if an id does not exist, then
+   * confirmation_required if the route needs a recent confirmation that the login lacks.
    */
   #identify(): void {
     const { services, route } = this.#guard;

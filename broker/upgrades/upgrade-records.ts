@@ -236,7 +236,7 @@ export class UpgradeRecords {
       : { ...upgrade, current_wave: current_wave + 1, next_wave_at: null };
   }
 
-  /** Cancels the upgrade for the machines whose wave has not begun, and for those that are offline. */
+  /** Cancels the upgrade for the machines that are `waiting` or `offline`. No package is being sent to them. */
   #endWaiting(id: UpgradeId, reason: 'max_failures' | null, transaction: HistoryTransaction): void {
     const message =
       reason === null ? null : 'more machines failed than max_failures allows: see their messages';

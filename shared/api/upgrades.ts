@@ -101,7 +101,9 @@ export const machineUpgrade = named('MachineUpgradeState', {
 });
 
 const counts = z.object({
-  waiting: z.number().describe('Number of machines whose wave has not begun'),
+  waiting: z
+    .number()
+    .describe('Number of machines whose wave has not begun, or that wait for their turn in it'),
   offline: z
     .number()
     .describe(

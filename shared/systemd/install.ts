@@ -186,7 +186,10 @@ async function startHelper(
   await must('systemctl', ['enable', '--now', '--quiet', unit]);
 }
 
-/** Returns the account `user`. Creates a missing account if it is the service's own; otherwise throws. */
+/**
+ * Returns the account `user`. If it is missing and is the service's own, creates it, with a home directory if the
+ * service needs one. Throws StartError if another account is missing.
+ */
 async function accountOf({ name, home }: Service, user: string, undo: Undo): Promise<Account> {
   const found = await findAccount(user);
   if (found) return found;

@@ -1,4 +1,5 @@
-// Finds the inodes of the protected paths (the agent's own files). They are read from the disk at most once a second.
+// Finds the inodes of the protected paths (the agent's own files). All are read from the disk at most once a second. In
+// between, only paths whose parent directory was missing are read again.
 import { type BigIntStats, lstatSync, readdirSync } from 'node:fs';
 import { lstat, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';

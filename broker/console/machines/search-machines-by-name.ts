@@ -22,7 +22,7 @@ export function useMachinesByName(text: string, wanted = true): Found {
   return found.filter(({ name }) => name.toLowerCase().includes(letters));
 }
 
-/** Returns the index that an arrow key selects after `at` in a list of `length` items; undefined for other keys. */
+/** Returns the index that ArrowUp or ArrowDown selects after `at` in a list of `length` items; otherwise undefined. */
 export function indexAfterKey(key: string, at: number, length: number): number | undefined {
   const step = key === 'ArrowDown' ? 1 : key === 'ArrowUp' ? -1 : 0;
   return step === 0 ? undefined : (at + step + length) % Math.max(1, length);
