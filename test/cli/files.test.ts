@@ -73,7 +73,7 @@ describe('farhand files', () => {
     for (const [verb, args, next] of [
       ['files put', [join(here, 'file'), `web-1:${there}/no/file`], '--parents'],
       ['files mkdir', [`web-1:${there}/no/folder`], '--parents'],
-      ['files mkdir', [`web-1:${there}/tree`], 'files mkdir -p accepts'],
+      ['files mkdir', [`web-1:${there}/tree`], 'use files mkdir -p'],
       ['files get', [`web-1:/etc/passwd`, `${join(here, 'no')}/`], 'create this directory'],
     ] as const) {
       const { code, err } = await farhand(verb, [...args]);
