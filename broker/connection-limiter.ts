@@ -219,8 +219,8 @@ export class ConnectionLimiter {
 
   /**
    * Closes a connection that is broken. If a write fails below TLS, Node may lose the error and stop reading. It then
-   * never reports the end of the connection (github.com/nodejs/node/issues/55804). An empty write to the TCP socket sends
-   * nothing, but fails if the connection is broken.
+   * never reports the end of the connection (github.com/nodejs/node/issues/55804). An empty write to the TCP socket
+   * sends nothing, but fails if the connection is broken.
    */
   probe(peer: string): void {
     this.#find(peer)?.socket.write('');

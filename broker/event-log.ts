@@ -99,8 +99,8 @@ export class Events {
   }
 
   /**
-   * Opens the table. Deletes events older than `keepMs`, and the oldest if there are too many. `isShared`: other brokers
-   * write to the same table.
+   * Opens the table. Deletes events older than `keepMs`, and the oldest if there are too many. `isShared`: other
+   * brokers write to the same table.
    */
   static async open(history: History, keepMs: number, isShared = false): Promise<Events> {
     const options = { keepMs, findBy: ['id', 'machine_id', 'type'] };

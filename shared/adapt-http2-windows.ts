@@ -226,7 +226,7 @@ function resizeNear(peer: Peer): boolean {
 
 function resize(peer: Peer, window: number): void {
   const { session } = peer;
-  // While the peer has not acknowledged the previous change, the window stays. The next look at the windows tries again.
+  // The window stays while the peer has not acknowledged the previous change. The next look at the windows tries again.
   if (window === peer.window || session.destroyed || session.pendingSettingsAck) return;
   peer.window = window;
   session.settings({ initialWindowSize: Math.round(window) });

@@ -12,7 +12,7 @@ type List<T> = Promise<{ items: T[]; has_more: boolean }> & AsyncIterable<T>;
 type Describe<T> = (client: Farhand, found: T[]) => Promise<(one: T) => string> | ((one: T) => string);
 
 interface Kind {
-  /** Returns the id of an item by its id or its unique name. Throws StartError if no item, or several, have this name. */
+  /** Finds an item by its id or its unique name, and returns its id. Throws StartError if none or several are found. */
   find(client: Farhand, text: string): Promise<string>;
   /** Returns names of items, for the completion of a name that begins with `search`. */
   names(client: Farhand, search: string): Promise<string[]>;

@@ -9,8 +9,8 @@ import type { Peer } from './peers/owner-interfaces.ts';
 /** Path at the peer port. A broker that can reach the database answers with 204. */
 export const hasDatabasePath = '/peer/has-database';
 /**
- * While this broker cannot reach the database, it asks the other brokers at this interval, in milliseconds, whether they
- * can.
+ * While this broker cannot reach the database, it asks the other brokers at this interval, in milliseconds, whether
+ * they can.
  */
 const askMs = 2_000;
 

@@ -119,8 +119,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Returns the number of the newest row, and the ids of the receivers in all rows after row number `last`. Rows of other
-   * brokers are included. Without `last`, `ids` is empty.
+   * Returns the number of the newest row, and the ids of the receivers in all rows after row number `last`. Rows of
+   * other brokers are included. Without `last`, `ids` is empty.
    */
   async since(last?: number): Promise<{ ids: string[]; last: number }> {
     if (last === undefined) {

@@ -32,8 +32,8 @@ export interface Signer {
 const prefix = 'whsec_';
 
 /**
- * Returns the keys of the two signatures. Each key is usually the secret itself. If the secret begins with `whsec_`, the
- * key of Standard Webhooks is instead the rest of the secret, decoded from base64.
+ * Returns the keys of the two signatures. Each key is usually the secret itself. If the secret begins with `whsec_`,
+ * the key of Standard Webhooks is instead the rest of the secret, decoded from base64.
  */
 export function signerOf(secret: string): Signer {
   const plain = createSecretKey(secret, 'utf8');

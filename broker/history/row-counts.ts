@@ -76,8 +76,8 @@ function groupsOf(counted: CountedTable) {
 }
 
 /**
- * Returns SQL that creates the count tables of `counted`, and the triggers that keep its counts up to date. The SQL must
- * never change, because released migration steps contain it.
+ * Returns SQL that creates the count tables of `counted`, and the triggers that keep its counts up to date. The SQL
+ * must never change, because released migration steps contain it.
  */
 export function createCounts(counted: CountedTable): string {
   const { table, number, columns, time } = counted;

@@ -188,7 +188,7 @@ async function startHelper(
 
 /**
  * Returns the account `user`. If it is missing and is the service's own, creates it, with a home directory if the
- * service needs one. Throws StartError if another account is missing.
+ * service needs one. Throws StartError if any other account is missing.
  */
 async function accountOf({ name, home }: Service, user: string, undo: Undo): Promise<Account> {
   const found = await findAccount(user);

@@ -201,8 +201,8 @@ export class Client {
       const next = this.#next();
       if (next) {
         yield next;
-        // Without the wait, every read from the pseudo terminal (at most 4 KiB) would become a message of its own. After
-        // a full message, more output is ready, so the next message is sent without a wait.
+        // Without the wait, every read from the pseudo terminal (at most 4 KiB) would become a message of its own.
+        // After a full message, more output is ready, so the next message is sent without a wait.
         const sent = next.output?.data?.length ?? 0;
         if (sent >= largeBytes && sent < pieceBytes) await sleep(collectMs, signal);
       } else if (exit && this.#position === output.end) return;
