@@ -104,15 +104,20 @@ function parse(path: string, source: string): SourceFile {
   const { program, errors } = parseSync(path, source, { preserveParens: false });
   if (errors[0]) throw new Error(`${path}: ${errors[0].message}`);
   const file: SourceFile = { path, lines: source.trimEnd().split('\n').length, imports: [], uses: [] };
+  const lineStarts = [0, ...[...source.matchAll(/\n/g)].map(({ index }) => index + 1)];
+  const lineOf = (node: Node) => lineStarts.findLastIndex((start) => start <= node.start) + 1;
   const walk = (node: Node, inType: boolean) => {
-    const line = source.slice(0, node.start).split('\n').length;
     const specifier = specifierOf(node);
     if (specifier) {
-      file.imports.push({ target: targetOf(path, specifier), line, typeOnly: isTypeOnly(node) });
+      file.imports.push({
+        target: targetOf(path, specifier),
+        line: lineOf(node),
+        typeOnly: isTypeOnly(node),
+      });
     }
     if (node.type === 'ImportDeclaration') return;
     const typed = inType || (node.type.startsWith('TS') && !wrappers.includes(node.type));
-    if (!typed) file.uses.push(...usesOf(node).map((name) => ({ name, line })));
+    if (!typed) file.uses.push(...usesOf(node).map((name) => ({ name, line: lineOf(node) })));
     for (const child of children(node)) if (child !== memberName(node)) walk(child, typed);
   };
   walk(program as unknown as Node, false);
