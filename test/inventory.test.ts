@@ -308,7 +308,8 @@ test('before the first request no code that collects is loaded, and memory grows
     await import('./agent/start.ts');
     const own = () => loaded.filter((url) => url.includes('/agent/inventory/')).map((url) => url.split('/').at(-1));
     const before = own();
-    for await (const part of handlers.getInventory({}, { signal: new AbortController().signal }));
+    // Stops the package manager at once, because apt takes seconds.
+    await Array.fromAsync(handlers.getInventory({}, { signal: AbortSignal.abort() })).catch(() => {});
     console.log(JSON.stringify({ before, grown, idle, started, collects: own().includes('collect.ts') }));`;
   const root = join(import.meta.dirname, '..');
   const args = [
