@@ -466,24 +466,29 @@ describe('a write', () => {
   test('costs the same with 100,000 events as with none', async () => {
     const { history } = await createBench();
     const events = await Events.open(history, 3_600_000);
-    const emit = (count: number) =>
+    const emit = () =>
       history.write((transaction) => {
-        for (let n = 0; n < count; n += 1) {
-          events.emit(transaction, 'machine.online', { id: `mach_${n % 100}`, name: 'web' }, {});
-        }
+        events.emit(transaction, 'machine.online', { id: 'mach_0', name: 'web' }, {});
       });
     const median = async (): Promise<number> => {
       const times: number[] = [];
       for (let n = 0; n < 101; n += 1) {
         const started = performance.now();
-        await emit(1);
+        await emit();
         times.push(performance.now() - started);
       }
       return times.sort((a, b) => a - b)[50]!;
     };
     await median();
     const before = await median();
-    await emit(100_000);
+    // One statement is ten times as fast as 100,000 calls of emit().
+    await history.write((transaction) => {
+      transaction.run(`WITH RECURSIVE copies(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM copies LIMIT 100000)
+        INSERT INTO events (id, type, created_at, machine_id, data)
+        SELECT 'evt_' || n, type, created_at, 'mach_' || n % 100, data
+        FROM copies JOIN (SELECT * FROM events LIMIT 1)`);
+    });
+    expect(await history.get('SELECT count(*) > 100000 AS ok FROM events')).toEqual({ ok: 1 });
     expect(await median()).toBeLessThan(before * 5 + 2);
   });
 });
