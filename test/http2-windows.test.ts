@@ -74,7 +74,7 @@ test('32 downloads that stop after their first bytes leave at most 8 MiB unread 
 test('the window grows while a download is read, and is small again afterwards', async () => {
   const { call, folder, largestWindow, window } = await distantMachine('server');
   const file = join(folder, 'large');
-  const content = randomBytes(64 * mebibyte);
+  const content = randomBytes(32 * mebibyte);
   writeFileSync(file, content);
   const received = await (await call(`download?path=${file}`)).bytes();
   expect(content.equals(received)).toBe(true);
@@ -85,7 +85,7 @@ test('the window grows while a download is read, and is small again afterwards',
 test('the window of the agent grows while an upload is written', async () => {
   const { call, folder, largestWindow, window } = await distantMachine('client');
   const file = join(folder, 'large');
-  const content = randomBytes(64 * mebibyte);
+  const content = randomBytes(32 * mebibyte);
   const { status } = await call(`raw?path=${file}`, { method: 'PUT', body: content });
   expect(status).toBe(200);
   expect(readFileSync(file).equals(content)).toBe(true);
