@@ -15,8 +15,8 @@ export const allCapabilities = [
 export type Capability = (typeof allCapabilities)[number];
 
 /**
- * The capabilities that permit each rpc. The agent serves an rpc if the owner allows at least one of its capabilities.
- * The compiler reports an rpc that has no entry.
+ * The capabilities that permit each rpc. The agent serves an rpc if the owner allows at least one capability in the
+ * rpc's entry. The compiler reports an rpc that has no entry.
  */
 export const requiredCapabilities: Record<Method, readonly [Capability, ...Capability[]]> = {
   GetMetrics: ['metrics'],

@@ -62,8 +62,8 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   const ca = await pinnedAuthority(params.broker, fingerprint);
   const isRepeat = found?.machine_id === null && found.fingerprint === fingerprint;
   const pending = { ...(isRepeat ? found : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
-  // A removed machine's identity is replaced only after the broker has accepted the token. A refused token changes
-  // nothing.
+  // If the stored identity has a machine id, the broker has removed that machine. Its identity is then replaced only
+  // after the broker has accepted the token, so that a refused token changes nothing.
   if (!found?.machine_id) await writeDurably(file, JSON.stringify(pending));
   const { machine_id: machineId } = await enrollWith(params.broker, ca, {
     token: secret,

@@ -93,7 +93,7 @@ async function installAgent(from: Invocation, command: readonly string[]): Promi
     (settings, given) => planAgent(settings, given, command),
   );
   if (user === 'root')
-    say('The agent runs as root: every API key that may run commands is root on this machine.');
+    say('The agent runs as root: every API key that may run commands can run them as root on this machine.');
   const warning =
     'broker' in givenSettings(installSettings, from) && unusedBroker(linkIn(status), settings.broker);
   if (warning) process.stderr.write(`${agent.name}: ${warning}\n`);
@@ -135,7 +135,7 @@ async function planAgent(
   };
 }
 
-/** Returns the flags of an agent that is started by hand. Leaves out those that only `install` has. */
+/** Returns the flags of a command line that starts the agent by hand. Leaves out flags that only `install` has. */
 function flagsByHand(values: Record<string, unknown>): string {
   return Object.keys(agentSettings)
     .filter((name) => values[name] !== undefined && !(name in serviceSettings))

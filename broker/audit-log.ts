@@ -103,7 +103,7 @@ function visibleTo(caller: Caller): Condition {
 function serialize({ seq: _, created_at, ...row }: Row, caller: Caller) {
   const what = jsonIn(row, 'what') as Deed['what'];
   return {
-    // The cast is safe: the other columns are the fields of a Deed, and all of them are texts.
+    // The cast is safe: the other columns are fields of a Deed. They are texts; machine_id and login_id may be null.
     ...(row as unknown as Omit<Deed, 'what' | 'login_id'> & { login_id: string | null }),
     id: textIn(row, 'id'),
     at: iso(Number(created_at)),

@@ -28,8 +28,9 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * If the clock is set back to more than this many milliseconds before a leaf was created, a new leaf is made. A leaf is
- * valid only from one day before its creation, so the old leaf might not be valid yet.
+ * After the clock was set back, the creation of a leaf may lie in the future. If it lies more than this many
+ * milliseconds ahead, a new leaf is made. A leaf is valid only from one day before its creation, so the old
+ * leaf might not be valid yet.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;

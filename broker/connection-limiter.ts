@@ -345,8 +345,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Closes unauthenticated connections that have sent too many bytes, because grpc-js buffers their messages. Only
-   * bytesRead of the socket counts these bytes.
+   * Closes unauthenticated connections that have sent too many bytes, because grpc-js buffers their messages. The
+   * socket's property bytesRead is the only count of these bytes.
    */
   #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())

@@ -54,7 +54,7 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // The new events_by_machine also contains the columns by which GET /events filters. The events of one machine can
+  // The new index events_by_machine also has the columns by which GET /events filters. The events of one machine can
   // then be filtered without reading their rows.
   `DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
@@ -204,8 +204,8 @@ export class Events {
 
   async #insert({ event, machine_id }: EventEntry, transaction: HistoryTransaction): Promise<void> {
     const { id, type, data } = event;
-    // Usually emit() has already noted the removal of a machine. After a restart, events from the outbox are inserted
-    // without a call of emit().
+    // Usually emit() has already noted the removal of a machine. After a restart, events from the outbox in state.json
+    // are inserted without a call of emit(), so the removal is noted here.
     this.#noteRemoval(event);
     const created_at = Date.parse(event.timestamp);
     const row = { id, type, created_at, machine_id, data: JSON.stringify(data) };

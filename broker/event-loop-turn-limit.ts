@@ -12,8 +12,8 @@ export class TurnLimit {
   }
 
   /**
-   * Resolves when the caller may work, in this turn of the event loop or a later one. Callers get their turns in the
-   * order of their calls.
+   * Resolves when the caller may work, in this turn of the event loop or a later one. Calls resolve in the order in
+   * which they were made.
    */
   async enter(): Promise<void> {
     if (this.#left === this.#most) setImmediate(() => this.#nextTurn());

@@ -17,8 +17,8 @@ import { withSocket } from './cli/call-or-start-local-broker.ts';
 import { type BrokerSettings, brokerSettings } from './settings-schema.ts';
 
 /**
- * Maximum number of milliseconds that `install` waits for the answers of the installed broker. Without them, `install`
- * prints the same next steps as for a broker without keys.
+ * Maximum number of milliseconds that `install` waits for the answers of the installed broker. If the broker does not
+ * answer in time, `install` prints the same next steps as for a broker without keys.
  */
 const answerMs = 5_000;
 
@@ -64,7 +64,7 @@ async function installBroker(from: Invocation, command: readonly string[]): Prom
     { mustRun: true },
   ).catch(() => undefined);
   const login = loginLine(url, found?.pin);
-  if (found && found.keys > 0) say(`Its API keys stay valid. To log in with one: ${login}`);
+  if (found && found.keys > 0) say(`The broker’s API keys stay valid. To log in with one: ${login}`);
   else
     say(
       `Next, create a first API key: farhand auth create-key --data-dir ${dataOf(broker)} --name me`,

@@ -33,8 +33,8 @@ const allBytes = largestBytes;
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 /**
- * If a distant peer has more than `fewStreams` calls but not more than this, they share all of `sharedBytes`. For more
- * calls the limit falls in proportion: twice as many calls share half of `sharedBytes`.
+ * The calls of a distant peer share all of `sharedBytes` if their number is above `fewStreams` and at most this. With
+ * more calls, the limit falls in proportion: twice this number of calls share half of `sharedBytes`.
  */
 const someStreams = 8;
 /** A distant peer's share of `allBytes` is at least this many bytes, even if other peers use up `allBytes`. */
@@ -45,9 +45,9 @@ const leastBytes = 4 * mebibyte;
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
- * Maximum sum of a peer's windows for each millisecond of its round trip, in bytes. A transfer of 500 MiB/s sends 0.5
- * MiB in a millisecond. It needs twice that, because nghttp2 extends a window only after half of it is read. The limit
- * is somewhat higher.
+ * Maximum sum of a peer's windows, in bytes for each millisecond of its round trip. A transfer of 500 MiB/s sends 0.5
+ * MiB in a millisecond. Its windows must hold twice that, because nghttp2 extends a window only after half of it is
+ * read. The limit is somewhat higher.
  */
 const bytesPerMs = 1.28 * mebibyte;
 /**
@@ -83,7 +83,7 @@ interface Status {
 
 type Role = 'client' | 'server';
 
-/** Roles whose windows are sized. */
+/** The roles for which controlFlow() has been called. */
 const controlled = new Set<Role>();
 
 /**
@@ -191,7 +191,7 @@ const statusOf = (peer: Peer): Status => ({
   unread: unreadOf(peer),
 });
 
-/** Returns the sum of windows, in bytes, that a peer needs to send data as fast as this process now reads it. */
+/** Returns the sum of windows, in bytes, that suits the speed at which this process now reads a peer's data. */
 const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
 
 /**

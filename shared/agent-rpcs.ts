@@ -186,8 +186,8 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Returns a function that encodes a message, and wraps it in a Frame as the field `message`. `chunk`: number of the
- * message's field `chunk`; undefined if it has no such field.
+ * Returns a function that encodes a message, and wraps it in a Frame as the field `message`. `chunk`: protobuf field
+ * number of `chunk` in the encoded message; undefined if the message has no such field.
  */
 function framerOf(
   chunk: number | undefined,

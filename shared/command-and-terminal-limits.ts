@@ -7,8 +7,8 @@ export const waitingCommands = 1024;
 /** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
 /**
- * How many of the last bytes of a command's stdout, and how many of its stderr, are stored on the machine and in the
- * broker's copy. Up to about a sixteenth more may be stored.
+ * Number of bytes that are stored from the end of a command's stdout, and again from the end of its stderr. It is the
+ * same on the machine and in the broker's copy. Up to about a sixteenth more may be stored.
  */
 export const outputWindowBytes = 64 * 1024 * 1024;
 /**

@@ -1,4 +1,5 @@
-// Parses the .proto files. Packages contain the parsed protos instead, to save memory (scripts/package/bundles.ts).
+// Parses the .proto files, in a checkout. The programs in Farhand's packages contain the parsed protos instead of this
+// module, to save memory (scripts/package/bundles.ts).
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
 import { home } from './paths-in-checkout-or-package.ts';

@@ -28,8 +28,8 @@ export class LogLimiter<T> {
 
   /** Counts one line of a kind. Returns true if the line may be logged. `value` describes the line for `report`. */
   take(kind: string, value: T): boolean {
-    // If there are already `mostKinds` periods, all further kinds share one. Otherwise an attacker could fill the
-    // memory with new kinds.
+    // If `mostKinds` kinds already have a period, all further kinds share one more period. Otherwise an attacker could
+    // fill the memory with new kinds.
     const key = this.#periods.has(kind) || this.#periods.size < this.#mostKinds ? kind : '';
     const period = this.#periods.get(key) ?? this.#begin(key, value);
     if (period.taken < this.#most) period.taken += 1;

@@ -25,7 +25,7 @@ export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | un
  * Further lines are dropped.
  */
 const mostWaiting = 8 * 1024 * 1024;
-/** Milliseconds from a failed attempt to write waiting lines until the next attempt. */
+/** Milliseconds between a failed attempt to write the waiting lines and the next attempt. */
 const retryMs = 50;
 /** Maximum number of attempts to write when the program ends, 100 ms apart. */
 const triesAtExit = 20;
@@ -36,8 +36,8 @@ let shared: ReturnType<typeof createStderr> | undefined;
 /** Creates a stream to standard error. It writes each line immediately, but a full pipe delays no other work. */
 function createStderr() {
   let triesLeft = 0;
-  // Returns true if sonic-boom may repeat a failed write itself. It may do so only when the program ends, because each
-  // repetition stops the whole thread for 100 ms.
+  // Returns true if sonic-boom, the library of pino's destination(), may repeat a failed write itself. It may do so
+  // only when the program ends, because each repetition stops the whole thread for 100 ms.
   const retryEAGAIN = (): boolean => {
     triesLeft -= 1;
     return triesLeft > 0;

@@ -54,8 +54,8 @@ export class Backpressure {
   }
 
   /**
-   * Returns the milliseconds after which all readers are ignored as stalled, if none of them reads meanwhile. Returns 0
-   * if the writer need not wait.
+   * Returns the maximum time in milliseconds for which the writer must wait; 0 if it need not wait. After this time all
+   * readers are ignored as stalled, unless one of them reads meanwhile.
    */
   #holdMs(end: number): number {
     if (this.#released || this.#places.size === 0) return 0;

@@ -117,7 +117,7 @@ export class OutputLog {
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** From now on, append() does not wait for readers. Calls that are waiting for them resolve. */
+  /** From now on, append() does not wait for readers. Calls that already wait for them stop waiting and resolve. */
   release(): void {
     this.#backpressure.release();
   }
@@ -274,8 +274,8 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // Nothing may be awaited between open() and push(). Otherwise a reader could take the new file for the file of the
-    // segment before it.
+    // Nothing may be awaited between open() and push(). Until push(), the previous segment is still the last
+    // one, so a reader of that segment would read from the new file.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 

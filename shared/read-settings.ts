@@ -23,8 +23,8 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
   /**
-   * True if only other verbs of the program use the setting. This verb has no flag or variable for it, but accepts it
-   * in the file.
+   * True if only verbs with another table use the setting, such as `install`. With this table, the setting has no flag
+   * or variable, but is accepted in the file.
    */
   fileOnly?: boolean;
 }

@@ -97,7 +97,8 @@ async function runVerb(program: ServiceProgram, { argv, env }: Invocation): Prom
 }
 
 /**
- * Returns the command line that starts this program again. A launcher is preferred, because its path survives updates.
+ * Returns the command line that starts this program again. If the launcher script of a package started the program,
+ * this is the script's path, which stays the same after updates.
  */
 function ownCommand({ FARHAND_PROGRAM: launcher }: Invocation['env']): string[] {
   return launcher ? [launcher] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''];

@@ -16,15 +16,15 @@ const everyBytes = 3 * 1024 * 1024;
 const lookMs = 5_000;
 /**
  * A process counts as idle if it was busy for at most this share of the time since the previous check. Its heap is
- * collected only after `idleChecks` such checks in a row. A broker with 10,000 machines is too busy to count as idle. A
- * collection would free a tenth of its memory, but stall all requests for 0.5 s (measured).
+ * collected only after `idleChecks` such checks in a row. A broker with 10,000 machines is too busy to count as idle.
+ * This is intended: a collection would free a tenth of its memory, but stall all requests for 0.5 s (measured).
  */
 const idleShare = 0.03;
 const idleChecks = 3;
 /** The heap is collected only if resident memory has grown by this factor since the last collection. */
 const worthwhile = 1.2;
 
-/** Number of connections within `burstMs` milliseconds that count as many. */
+/** Minimum number of connections within `burstMs` milliseconds at which countConnection() sets its flag of V8. */
 const burst = 100;
 const burstMs = 1_000;
 

@@ -62,8 +62,8 @@ export class AuditLog {
   }
 
   /**
-   * Counts a refused call. Returns true if the call gets a log line of its own: in each minute, the first
-   * `mostRefusals` calls with the same method and error code do. A later line reports the number of the others.
+   * Counts a refused call. Returns true if the call gets a log line of its own. In each minute, only the first
+   * `mostRefusals` calls with the same method and error code get one. A later line reports the number of the others.
    */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';

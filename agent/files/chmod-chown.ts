@@ -26,8 +26,8 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
 };
 
 /**
- * Throws if the request changes nothing. Such a request would only read a file's stats, without the capability
- * files:read.
+ * Throws if the request changes nothing. Such a request would only read a file's stats, even if the machine's owner
+ * does not allow the capability files:read.
  */
 function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))

@@ -26,7 +26,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   const { names, total } = await namesOf(reading, directory.at, request);
   const release = held.take(names.length);
   try {
-    // `total` counts the entries of all pages. An entry that is removed after the count is left out of the batches.
+    // `total` counts the entries of all pages. An entry that is removed before its stats are read is in no batch.
     yield { head: { path: bytes(path), total } };
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();

@@ -70,9 +70,10 @@ class Watch implements Disposable {
   readonly #recursive: boolean;
   /** The name of the watched file; undefined if a directory is watched. */
   readonly #only: Bytes | undefined;
+  /** The requested directory, or the directory that contains the requested file. */
   readonly #start: fs.Confined;
   readonly #quota: Quota;
-  /** The watched directories, by their path relative to `#start` (the requested directory or that of the file). */
+  /** The watched directories, by their path relative to `#start`. */
   readonly #folders = new Map<Bytes, Folder>();
   /** Changed names, by the path of their directory relative to `#start`. */
   #waiting = new Map<Bytes, Set<Bytes>>();

@@ -4,10 +4,10 @@ import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/Ge
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
-/** Maximum number of items of each list in one frame. It keeps a frame far below the message limit. */
+/** Maximum number of list items in one frame. With it, a frame stays far below the maximum size of a gRPC message. */
 const itemsPerFrame = 500;
 
-/** Returns the handler. One collection runs at a time, because each starts programs of the machine. */
+/** Returns the handler. Only one collection runs at a time, because each collection starts programs on the machine. */
 export function createInventory(): Pick<AgentMethods, 'getInventory'> {
   const turn = new Semaphore(1);
   return {

@@ -39,7 +39,7 @@ export async function readSystem(signal: AbortSignal): Promise<InventorySystem> 
   };
 }
 
-/** Parses assignments of the shell, whose values may be in quotes (os-release(5)). */
+/** Parses lines NAME=VALUE, with values that may be in quotes as in a shell (os-release(5)). */
 export function parseOsRelease(text: string): Record<string, string | undefined> {
   const lines = [...text.matchAll(/^(\w+)=(.*)$/gm)];
   return Object.fromEntries(
@@ -77,7 +77,7 @@ async function readRebootRequired(): Promise<boolean | undefined> {
   return kernels.length > 0 ? !kernels.includes(os.release()) : undefined;
 }
 
-/** Physical and virtual disks, without partitions, loops and memory disks. */
+/** Lists physical and virtual disks. Leaves out partitions, loop devices and memory disks. */
 export async function readDisks(): Promise<InventoryDisk[]> {
   const names = await readdir('/sys/block');
   const found = await Promise.all(

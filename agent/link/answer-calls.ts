@@ -58,8 +58,8 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * The method whose answers use the control stream's connection. Long answers use the second connection, so that the
- * echo of a key press need not wait behind them.
+ * The answers of this method contain the echo of key presses. They use the control stream's connection, so that they do
+ * not wait behind long answers, which use the second connection.
  */
 const onControlConnection: Method = 'AttachTerminal';
 
@@ -205,8 +205,8 @@ export class Calls {
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // The broker has `givenUpMs` to end the stream of a call that it has cancelled. Only then does cancel() send a
-    // reset, because after too many resets an HTTP/2 peer closes the connection.
+    // The broker has `givenUpMs` to end the stream of a call that it has cancelled. If it does not, cancel() sends a
+    // reset. Resets are avoided, because an HTTP/2 peer closes the connection after too many of them.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });

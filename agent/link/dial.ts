@@ -31,7 +31,8 @@ const connectMs = 2_000;
 const options: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
-  // Without this option, grpc-js shares connections between agents of one process, and retries by itself.
+  // Each client gets connections of its own. In the global pool of grpc-js, clients with the same address, options and
+  // credentials share a connection, and also the pause before it reconnects.
   'grpc.use_local_subchannel_pool': 1,
   // Prevents grpc-js from repeating calls by itself. After a lost connection, keepLinked() dials again.
   'grpc.enable_retries': 0,
@@ -91,7 +92,8 @@ export class Dial {
     for (;;) {
       const state = channel.getConnectivityState(true);
       if (state === connectivityState.READY) return true;
-      // grpc-js reconnects after a pause, which is too long to wait here.
+      // In the states TRANSIENT_FAILURE and SHUTDOWN, the connection has failed or is closed. grpc-js reconnects a
+      // failed one after a pause, which is too long to wait here.
       if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return false;
       const { promise, resolve } = Promise.withResolvers<boolean>();
       channel.watchConnectivityState(state, deadline, (error) => resolve(!error));
@@ -106,7 +108,7 @@ export class Dial {
 }
 
 /**
- * Registers this machine with a join token. Throws StartError if the broker refuses it, and AppError if a
+ * Registers this machine with a join token. Throws StartError if the broker refuses the machine, and AppError if a
  * later attempt may succeed.
  */
 export function enrollWith(

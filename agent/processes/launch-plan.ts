@@ -121,7 +121,7 @@ function entered({ cwd, env }: Plan, mustEnter: boolean, program: string[]): Pic
   const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
   if (odd !== undefined)
     throw new NotStarted(
-      `environment variable "${odd}": the name must consist of letters, digits and _, without a digit at the start, if the command runs as another user`,
+      `environment variable "${odd}": for a command that runs as another user, the name must consist of letters, digits and _, and must not begin with a digit`,
     );
   // setpriv(1) starts as root, so a variable such as LD_PRELOAD (ld.so(8)) would make it run the user's code as root.
   // The variables are therefore passed as FARHAND_ENV_N, each with a text NAME=VALUE. The shell, which runs as the
@@ -170,7 +170,7 @@ const homesSeen = new Map<string, number>();
  */
 async function homeOrRoot({ home }: Account): Promise<string> {
   // A home directory that was checked in the last second is not checked again. If it has been removed since, the start
-  // fails with a clear reason, but a command that runs as another user than the agent starts in `/`.
+  // fails with a clear reason. Exception: a command that runs as another user than the agent then starts in `/`.
   if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
   if (await badDirectory(home)) return '/';
   homesSeen.set(home, monotonic());

@@ -116,7 +116,7 @@ export class Journal {
   #file: FileHandle | undefined;
   #size = 0;
   #mostSize = 0;
-  /** True after a failed write, when the content of the file is unknown. The next write replaces the file. */
+  /** True after a failed write: the content of the file is then unknown. The next write replaces the file. */
   #damaged = false;
   #next = emptyBatch();
   #writing: Promise<void> | undefined;
@@ -233,8 +233,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // In this microtask, the failed accept() calls remove their entries. The next write replaces the file by one
-        // with all current entries, and must not contain the failed ones.
+        // Waits one microtask, in which the failed accept() calls remove their entries. The next write replaces the
+        // file by one with all current entries, and must not contain the failed ones.
         await Promise.resolve();
       }
     }
@@ -250,8 +250,8 @@ export class Journal {
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
     // datasync() flushes this batch and all earlier lines, which may not be on the disk yet. O_DSYNC would flush only
-    // this batch. A power cut could then lose an earlier line, and the hole in the file would make this line
-    // unreadable.
+    // this batch. A power cut could then lose an earlier line, and leave a hole in the file. The hole would make a
+    // line of this batch unreadable.
     if (durable) await file.datasync();
   }
 

@@ -35,8 +35,8 @@ export const defaultLimits = {
   /** Maximum number of milliseconds for which a kill repeats SIGKILL. Processes that survive are then left running. */
   killForMs: 5_000,
   /**
-   * Milliseconds within which a spawner must report that a process has started, or has ended after a kill. If a start
-   * takes longer, later commands go to another spawner.
+   * Milliseconds within which a spawner must report the start of a process, and after a kill the end of the process.
+   * If a start takes longer, later commands go to another spawner.
    */
   lateMs: 5_000,
   /**

@@ -131,7 +131,7 @@ interface PipedOptions {
   log: Logger;
 }
 
-/** An output log. Its append() waits for readers until release() is called. */
+/** An output log. Its append() waits for slow readers. After release() has been called, it no longer waits. */
 type Output = Sink & { release(): void };
 
 /** Stdin, stdout and stderr of a command. Copies the outputs into the output logs. */

@@ -155,7 +155,7 @@ export async function receivePackage(
     refusal(
       'validation_failed',
       'wrong_hash',
-      'the package differs from its signature in size or SHA-256; build or upload it again',
+      'the package does not have the size and SHA-256 that were signed; build or upload it again',
     );
   let received = 0;
   for await (const chunk of upload.chunks()) {

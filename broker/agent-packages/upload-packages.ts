@@ -154,7 +154,7 @@ function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage,
 function assertSpace(packages: Catalog, { size, sha256 }: SignedPackage): void {
   const others = packages.filter((one) => one.uploaded && one.sha256 !== sha256);
   if (others.reduce((sum, one) => sum + one.size, size) <= mostBytesInAll) return;
-  const message = `the uploaded packages would be larger than ${mostBytesInAll} bytes: delete versions that no machine needs, with farhand packages delete`;
+  const message = `all uploaded packages together would be larger than ${mostBytesInAll} bytes: delete versions that no machine needs, with farhand packages delete`;
   throw new AppError('no_space', message, { limit: mostBytesInAll });
 }
 

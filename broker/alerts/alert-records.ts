@@ -23,8 +23,8 @@ export interface Alert extends Omit<Served, Times> {
   rule_id: RuleId;
   machine_id: MachineId | null;
   /**
-   * Name of the machine when the alert was created, for events after the machine was removed. Null in rows of older
-   * brokers.
+   * Name of the machine when the alert was created. Events of the alert contain this name once the machine is removed.
+   * Null in rows of older brokers.
    */
   machine_name: string | null;
   created_at: number;
@@ -208,8 +208,8 @@ export class AlertRecords {
   }
 
   /**
-   * Acknowledges an open alert. If the alert is acknowledged already, a different note replaces the stored note, key
-   * and time, and no event is emitted. Returns the alert as it is afterwards; undefined if it does not exist.
+   * Acknowledges an open alert. If the alert is acknowledged already, a call with a different note replaces the stored
+   * note, key and time, and emits no event. Returns the alert as it is afterwards; undefined if it does not exist.
    */
   acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?

@@ -100,7 +100,8 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   }
 
   #mayReadAll({ key_id }: AlertChannel): boolean {
-    // Alerts that are about no machine need a key without limits. Only such a key reaches the empty machine id.
+    // Alerts that are about no machine need a key without limits. No machine has an empty id, so reaches('') is true
+    // only for such a key.
     return this.#rightsOf(key_id)?.reaches('') === true;
   }
 

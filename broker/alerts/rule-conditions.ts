@@ -178,8 +178,8 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - (this.#adoptedAt.get(machineId) ?? this.#started);
-    // The time offline begins no earlier than `returnMs` after this broker started or took over the machine, because
-    // this broker did not see whether the machine had a link before.
+    // The machine counts as offline at the earliest `returnMs` after this broker started or took over the machine. The
+    // reason is that this broker did not see whether the machine had a link before the start or takeover.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };

@@ -94,7 +94,7 @@ function defaultsOf(kind: AlertKind) {
 const defaultRecover = (above: number): number => Math.round(above * 90) / 100;
 
 /**
- * Returns the `recover` of a changed rule whose request does not set `recover`.
+ * Returns the `recover` of a rule after an update whose request does not set `recover`.
  * - Returns null if the old value was the default for the old `above`, or is higher than the new `above`. checked()
  *   then computes a new default.
  * - Otherwise returns the old value.

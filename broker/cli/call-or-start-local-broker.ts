@@ -66,7 +66,7 @@ export async function startOnce(dataDir: string, ...flags: string[]): Promise<vo
   await stop(own);
 }
 
-const seeLog = 'see systemctl status farhand-broker and its log';
+const seeLog = 'see systemctl status farhand-broker, and the log of the broker';
 
 /**
  * Starts a broker and returns it; returns undefined if one already runs. Waits for a broker that is starting or

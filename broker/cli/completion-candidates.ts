@@ -44,7 +44,8 @@ const unquote = (word: string): string =>
 
 /**
  * Returns a function that escapes a candidate for bash. bash replaces only the text after an open quote or, if no quote
- * is open, after the last word break, such as a colon. The text before that is therefore left out.
+ * is open, after the last word break, such as a colon. The function therefore returns only the end of the candidate,
+ * from that position on.
  */
 function forBash(last: string, breaks: string): (candidate: string) => string {
   let [before, start, quote] = ['', 0, ''];
@@ -62,7 +63,7 @@ function forBash(last: string, breaks: string): (candidate: string) => string {
   };
 }
 
-/** The words of a line before the one to complete. */
+/** The part of a command line before the word to complete, divided into command, arguments and options. */
 interface Line {
   command: Command;
   /** The option whose value comes next. */
@@ -133,8 +134,8 @@ const lists: Readonly<Record<string, (client: Farhand, search: string) => Promis
 };
 
 /**
- * Returns candidates for --param: the parameters of the saved command that the line names or, after `NAME=`, the values
- * that this parameter allows.
+ * Returns candidates for --param. Before the `=`, they are the parameters of the saved command in the command line.
+ * After `NAME=`, they are the values that the parameter NAME allows.
  */
 async function parameters(
   client: Farhand,

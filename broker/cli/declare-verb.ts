@@ -48,7 +48,7 @@ type Value<V> = V extends keyof Values ? Values[V] : V extends `${string}|${stri
 type Camel<S extends string> = S extends `${infer A}-${infer B}` ? `${A}${Capitalize<Camel<B>>}` : S;
 type NameIn<W> = W extends `${string}--${infer N} <${string}` | `${string}--${infer N}` ? Camel<N> : never;
 type ValueIn<W> = W extends `${string} <${infer V}>` ? Value<V> : true;
-/** Type of the flags' values by name: `--max-failures <number>` is `maxFailures?: number`. */
+/** Type of the object that has the values of the flags: `--max-failures <number>` becomes `maxFailures?: number`. */
 export type Options<F> = Common & { [W in keyof F & string as NameIn<W>]?: ValueIn<W> };
 
 type Argument<W> = W extends `<${string}...>` | `[${string}...]`

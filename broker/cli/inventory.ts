@@ -14,7 +14,10 @@ type Listed = Awaited<ReturnType<Farhand['inventory']['list']>>['items'][number]
 export function addMachineInventory(machines: Command): void {
   routeVerb(machines, 'inventory', 'inventory', 'get', {
     examples: ['', '--refresh', '-o json'],
-    flags: { '--refresh': 'make the machine collect now (default: print the last collection)' },
+    flags: {
+      '--refresh':
+        'make the machine collect its inventory now (default: print the inventory that it collected last)',
+    },
     text: inventoryText,
   });
 }
@@ -137,7 +140,7 @@ function ansibleOf(items: readonly Listed[]): object {
   const groups = new Map<string, Record<string, object>>();
   const hosts: Record<string, object> = {};
   for (const { machine_id, machine_name, ip, tags, facts, updates } of items) {
-    // Ansible takes a name such as web[1:3] for several hosts, so such characters are replaced.
+    // Ansible reads a name such as web[1:3] as several hosts, so characters such as [ and : are replaced.
     const name = machine_name.replaceAll(/[^\w.-]/g, '_');
     const host = Object.hasOwn(hosts, name) ? `${name}-${machine_id}` : name;
     const of = { os: facts?.os_id, os_version: facts?.os_version, arch: facts?.arch };

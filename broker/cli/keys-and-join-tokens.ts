@@ -17,7 +17,7 @@ import { type Given, routeVerb } from './verb-from-route.ts';
 const secretOnce = (nextVerb: string) => ({
   text: ({ key }: { key: string }): string[] => [key],
   async after({ id }: { id: string }, format: Format): Promise<void> {
-    const next = `the key is valid but was not printed; run farhand auth ${nextVerb} ${id}`;
+    const next = `the key is valid, but could not be written to standard output; run farhand auth ${nextVerb} ${id}`;
     if ((await checkPrinted(next)) && format === 'text') hint('Store this key now: it is not printed again.');
   },
 });
@@ -147,7 +147,7 @@ export function addJoinTokens(program: Command): void {
     },
     text: ({ token }) => [token],
     async after(token, format, client) {
-      const next = `the token is valid but was not printed; run farhand join-tokens revoke ${token.id}`;
+      const next = `the token is valid, but could not be written to standard output; run farhand join-tokens revoke ${token.id}`;
       if (!(await checkPrinted(next)) || format === 'json') return;
       const machines = token.uses === 1 ? 'one machine' : `${token.uses} machines`;
       const validity = `The token is valid for ${machines} until ${token.expires_at}.`;
@@ -227,6 +227,7 @@ function explainWhatIsLeft({
     hint(
       `these alert channels no longer send notifications: ${alert_channels.join(', ')}. They had the rights of the revoked key. To send notifications with the rights of another key, log in with that key. Then enable each channel: farhand alert-channels update ID --enable`,
     );
-  const check = 'the key was the last to change these saved commands; check that they are right';
+  const check =
+    'the revoked key made the last change to each of these saved commands; check that they are right';
   if (saved_commands.length > 0) hint(`${check}: ${saved_commands.join(', ')}`);
 }

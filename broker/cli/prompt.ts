@@ -44,8 +44,8 @@ function endOfInput(): AbortSignal {
 }
 
 /**
- * Returns the output of prompts. Sets an unknown width to 80 columns, now and after each resize, because a prompt would
- * otherwise have a line break after each character.
+ * Returns the stream to which prompts are written: standard error. If its width is unknown, sets the width to 80
+ * columns, now and after each resize. With an unknown width, a prompt would have a line break after each character.
  */
 function screen(): typeof process.stderr {
   const setWidth = (): void => {

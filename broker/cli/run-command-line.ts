@@ -59,7 +59,7 @@ function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): 
   return others.map((pair) => `  ${clean(pair.join(': '))}`);
 }
 
-/** Next steps for error codes for which the broker's message names none. */
+/** Next steps by error code, for errors whose message contains no next step. */
 const nextSteps: Readonly<Record<string, string>> = {
   no_answer: 'Run farhand doctor to find out why.',
   unauthorized:

@@ -78,8 +78,8 @@ export async function copyOut(body: ReadableStream<Uint8Array> | null): Promise<
 }
 
 /**
- * Waits for the writes in progress to standard output. If one has failed, prints `text` to standard error and returns
- * false.
+ * Waits until all earlier writes to standard output have ended. If a write has failed, prints `text` to standard error
+ * and returns false.
  */
 export async function checkPrinted(text: string): Promise<boolean> {
   await new Promise<void>((resolve) => process.stdout.write('', () => resolve()));

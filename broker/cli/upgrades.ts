@@ -108,8 +108,8 @@ export function addUpgrades(program: Command): void {
 }
 
 /**
- * Returns the number of the current wave and of all waves, such as "2 of 5". The broker reports these numbers only to a
- * key that may use all machines of the upgrade.
+ * Returns the position of the current wave among all waves, such as "2 of 5". The broker reports these numbers only to
+ * a key that may use all machines of the upgrade.
  */
 const waveText = ({ current_wave, waves }: Pick<Upgrade, 'current_wave' | 'waves'>): string =>
   waves === null ? 'unknown' : `${current_wave} of ${waves}`;

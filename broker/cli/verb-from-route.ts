@@ -160,7 +160,7 @@ async function perform<T>(performed: Performed<T>, options: Given): Promise<void
   }
   const destroyed = spec.destroys && (await confirmed(performed, spec.destroys, options, input));
   const answer = await call(input);
-  // The cast is safe: the SDK returns the Response of a route of this kind.
+  // The cast is safe: for a route of the kind `bytes`, the SDK returns the Response itself.
   if (route.kind === 'bytes') return copyOut((answer as Response).body);
   if (destroyed) await print(output, answer, () => record(destroyed));
   else if (text) await print(output, answer, () => text(answer, client));

@@ -74,7 +74,8 @@ export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
 
 /**
- * Reads the owner of one machine. Run this statement with a RowReader: LeaseConnection expects `$1` instead of `?`.
+ * Reads the owner of one machine. Run this statement with a RowReader, because the statement contains `?`. A
+ * LeaseConnection expects `$1` instead.
  */
 export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 

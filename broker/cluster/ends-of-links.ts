@@ -10,7 +10,7 @@ export class EndsOfLinks {
   /** Notifies the other brokers, which then read the owners and links of machines again. */
   readonly #notify: () => Promise<void>;
   readonly #log: Logger;
-  /** The ended link of each machine, until the database has recorded its end. */
+  /** Ids of ended links, by machine id. An entry stays here until the database has recorded the end of the link. */
   readonly #ended = new Map<string, string>();
   #isPlanned = false;
 

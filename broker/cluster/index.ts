@@ -86,7 +86,7 @@ export class Cluster implements Owners {
     this.follow(() => state.refresh());
   }
 
-  /** Creates the tables and this broker's lease. From then on, this broker can write only about its own machines. */
+  /** Creates the tables and this broker's lease. From then on, changes fail for machines that it does not own. */
   static async open(options: Options, state: State, history: History): Promise<Cluster> {
     await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};

@@ -52,13 +52,14 @@ export class Lease {
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});
     // After an outage of the database, the result stays false for `leaseMs` milliseconds, so that all brokers can
-    // reconnect. If one broker answered true earlier, a broker that has not reconnected yet would send its agents away.
+    // reconnect. Without this delay, one broker may answer true while another has not reconnected yet. The latter
+    // would then send its agents away.
     return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
   }
 
-  /** Renews the lease. Returns the monotonic time when the renewal was sent. The lease lasts from that time. */
+  /** Renews the lease. Returns the monotonic time when the renewal was sent. This broker counts the lease from then. */
   async renew(): Promise<number> {
-    // The time is taken before the query, so that this broker sees its lease end earlier than the database does.
+    // The time is taken before the query. For this broker, the lease therefore ends earlier than for the database.
     const sent = monotonic();
     try {
       await this.#connection.query(renewal, [this.brokerId, this.url, this.directoryId]);

@@ -23,7 +23,7 @@ export function createNewsReader(read: () => Promise<void>, onError: (error: unk
     reading = undefined;
   };
   return {
-    /** Starts a read soon. Calls during a read start exactly one more read after it. */
+    /** Starts a read soon. If a read is in progress, any number of calls together start one more read after it. */
     wake(): void {
       hasNews = true;
       reading ??= readAll();

@@ -47,8 +47,9 @@ export class Claims {
   }
 
   /**
-   * Claims each task that has no broker, or whose broker has given up its lease. If `isSteady` is true, also claims the
-   * tasks whose broker has an expired lease. Call this after each renewal of this broker's lease.
+   * Claims each task that has no broker, or whose broker has given up its lease. If `isSteady` is true (see
+   * Lease.isSteady), also claims the tasks whose broker has an expired lease. Call this after each renewal of this
+   * broker's lease.
    */
   async renew(renewedAt: number, isSteady: boolean): Promise<void> {
     const names = [...new Set(this.#claimants.flatMap((one) => [...one.names()]))];

@@ -132,7 +132,7 @@ async function joinWithToken(settings: Settings, connection: LeaseConnection): P
     for (const file of [authorityFile, 'state.json'])
       if (existsSync(join(data_dir, file)))
         throw new StartError(
-          `${data_dir} belongs to a broker already, because it has ${file}: use an empty --data-dir`,
+          `${data_dir} already belongs to a broker: it contains ${file}; use an empty --data-dir`,
         );
     const { id, vault } = derivedFrom(await readToken(settings.token_file));
     // If the files cannot be written, the transaction is not committed, so that the token can be used again.

@@ -1,5 +1,6 @@
-// Follows what other brokers do with batches: loads new commands for machines of this broker, and reads how many
-// commands of its batches run or have failed elsewhere.
+// Follows what other brokers do with batches. Loads new commands for machines of this broker, and cancels commands of
+// cancelled batches. For each limited batch that has queued commands at this broker, reads how many of the batch's
+// commands run at other brokers, and how many have failed.
 import { now } from '../../shared/clock.ts';
 import type { Scheduler } from './command-dispatcher.ts';
 import type { CommandStore } from './command-store.ts';
@@ -22,8 +23,8 @@ export class BatchFollower {
 
   /**
    * Removes abandoned batches, and finds the batches that are still incomplete. Call this before this broker takes over
-   * machines. A takeover does not load the commands of incomplete batches. read() loads them later, but only for
-   * batches that this call has found incomplete, and for newer batches.
+   * machines, because a takeover does not load the commands of incomplete batches. read() loads these commands later.
+   * It does so only for the batches that this call has found incomplete, and for newer batches.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

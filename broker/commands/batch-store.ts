@@ -62,7 +62,7 @@ export class BatchStore {
     transaction.put('batches', 'id', { ...batch, args, cancel: Number(batch.cancel) });
   }
 
-  /** Completes a batch: stores the spec of its members. Call it once all members are stored. */
+  /** Completes a batch: stores the spec of its members. Call it after all members are stored. */
   complete(id: BatchId, spec: Spec, transaction: HistoryTransaction): void {
     transaction.run('UPDATE batches SET spec = ? WHERE id = ?', JSON.stringify(spec), id);
   }

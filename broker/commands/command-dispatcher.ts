@@ -188,7 +188,7 @@ export class Scheduler {
     }
   }
 
-  /** Lets the scheduler start these commands. Ends commands whose machine was removed. */
+  /** Lets the scheduler start these commands. If the machine of one of them was removed, ends that command. */
   #release(added: readonly OpenCommand[]): void {
     const { machines } = this.#context.state;
     for (const open of added) open.stored = true;
@@ -290,7 +290,8 @@ export class Scheduler {
   #linkFor({ machine_id, queue_until }: Command): Link | undefined {
     const { presence } = this.#context;
     const link = queue_until === null ? presence.get(machine_id) : presence.find(machine_id);
-    // Commands that already wait start before a new one.
+    // A new command must not start before a command that already waits for the machine. A waiting command does not
+    // count if its batch has no free slot.
     const isNext = (): boolean => !this.waiting(machine_id).some(({ batch }) => hasSlot(batch));
     return link && this.#freeOn(machine_id) > 0 && isNext() ? link : this.refuseLongQueue(machine_id);
   }

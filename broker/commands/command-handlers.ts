@@ -326,8 +326,9 @@ function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
-  // For a failure such as `timeout`, the result does not contain `status`. SQLite may then use any index for the
-  // status, including commands_failed, an index of machine and status.
+  // For a failure such as `timeout`, the returned list leaves out `status`, so the rule above does not apply to the
+  // status. SQLite may then use any index that contains the status, including commands_failed, an index of machine and
+  // status.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

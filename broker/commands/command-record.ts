@@ -71,7 +71,7 @@ export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_f
   failures: number;
 }
 
-/** The number of commands of a batch with one status, and when the last of these commands ended. */
+/** One status, the number of a batch's commands that have this status, and when the last of these commands ended. */
 export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
 
 /** The process that an agent starts, in the form stored as JSON. */

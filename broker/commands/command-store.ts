@@ -39,8 +39,8 @@ import { durationOf, listedBytes } from './command-to-json.ts';
 import type { OutputDirectory } from './stored-output.ts';
 
 /**
- * The broker that has a command's output files removes them together with the command. If that broker does not run,
- * another broker removes the command this many milliseconds later.
+ * The broker that has a command's output files removes the files together with the command. If that broker does not
+ * run, another broker removes the command, this many milliseconds later than the first broker would do it.
  */
 const longerMs = 86_400_000;
 
@@ -53,7 +53,7 @@ export interface CommandServices {
   ended(command: Command, transaction: HistoryTransaction): Promise<void>;
   presence: Presence;
   machineFacts: MachineFacts;
-  /** The other brokers of the database; undefined if there are none. */
+  /** This broker's part in the cluster of brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join' | 'follow' | 'brokerId' | 'directoryId'> | undefined;
   others?: OtherBrokers | undefined;
   /** True if the key that requested the command may still run commands on its machine. */

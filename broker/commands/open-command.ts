@@ -176,7 +176,7 @@ export class OpenCommand {
     const spec = await store
       .specOf(this.record.id)
       .catch((error: unknown) =>
-        this.#logError(error, 'a command that never ran is not retried: the database could not be read'),
+        this.#logError(error, 'a command that never ran is not queued again: its spec could not be read'),
       );
     // The command may have been cancelled or have ended while the spec was being read.
     if (!spec || !this.#mayWait()) return false;
@@ -210,7 +210,7 @@ export class OpenCommand {
     else after(retryMs, () => this.resume());
   }
 
-  /** Follows a command that a linked agent has, unless another call already does. Sends a pending cancellation. */
+  /** If a linked agent has the command and no call follows it yet, follows it and sends a pending cancellation. */
   resume(): void {
     const { presence, stopping } = this.#context;
     const { machine_id, journal_id, cancel } = this.record;

@@ -3,8 +3,8 @@
 import { monotonic, now } from '../../shared/clock.ts';
 
 /**
- * Milliseconds that a command without queue_for waits if its machine goes offline or refuses the start, as during a
- * restart of the agent or broker.
+ * Milliseconds that a command without queue_for waits if its machine goes offline or refuses to start the command. For
+ * example, this happens during a restart of the agent or broker.
  */
 const returnMs = 60_000;
 

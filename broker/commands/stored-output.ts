@@ -105,7 +105,7 @@ export class Output {
     return { ...tails, ...extent };
   }
 
-  /** After this call, appends do not wait for slow readers. Call it when the command must end or the broker stops. */
+  /** From now on, append() does not wait for slow readers. Call this when the command must end or the broker stops. */
   release(): void {
     for (const stream of streams) this[stream].release();
   }
@@ -214,7 +214,10 @@ export class OutputDirectory {
     return readdir(this.#directory).catch(() => []);
   }
 
-  /** True unless the disk is nearly full: a runaway command must not fill it. `bytes` counts toward the next check. */
+  /**
+   * True unless the disk is nearly full: a runaway command must not fill it. The calls add up `bytes`. The free space
+   * is checked again each time this sum reaches `checkEveryBytes`.
+   */
   async hasSpaceFor(bytes: number): Promise<boolean> {
     this.#unchecked += bytes;
     if (this.#unchecked < checkEveryBytes) return this.#hasSpace;

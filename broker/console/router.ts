@@ -34,15 +34,12 @@ const positionHere = (): number => {
 };
 position = positionHere();
 history.replaceState(position, '');
-/**
- * The number of steps in the history to which the guard has agreed, negative for steps back; 0 if it has agreed to
- * none.
- */
+/** The number of history steps that the guard has allowed, negative for steps back; 0 if it has allowed none. */
 let agreed = 0;
 
 /**
- * Makes `ask` decide whether the user may leave the page, for example while a text is not saved. Another page is opened
- * when `ask` calls its argument. Call the returned function to remove this guard.
+ * Makes `ask` decide whether the user may leave the page, for example while a text is not saved. To open the other
+ * page, `ask` calls its argument. Call the returned function to remove this guard.
  */
 export function guardLeaving(ask: Guard): () => void {
   guard = ask;
@@ -60,7 +57,7 @@ function isGuarded(leave: () => void): boolean {
   ask?.(() => {
     guard = undefined;
     leave();
-    // The guard is set again, because the page may stay open. A page that closes removes its guard.
+    // leave() may not close the page, so its guard is set again. If the page closes, it removes its guard itself.
     guard ??= ask;
   });
   return ask !== undefined;
@@ -85,7 +82,7 @@ addEventListener('popstate', () => {
     history.go(steps);
   };
   // Back and Forward change the URL before the guard can be asked, so history.go() first returns to the displayed page.
-  // pushState() would remove the entries after it, which Forward opens.
+  // pushState() is not used for this: it would remove the entries after the displayed page, which Forward opens.
   if (steps !== 0 && steps !== agreed && isGuarded(leave)) history.go(-steps);
   else show();
 });
@@ -139,8 +136,8 @@ export function choiceIn<T extends string>(
 }
 
 /**
- * Opens links to pages of the console without loading a new document. A link to a part of the page focuses that part;
- * the browser itself would also add an entry to the history, at which Back seems to do nothing.
+ * Opens links to pages of the console without loading a new document. A link to a part of the page only focuses that
+ * part. The browser itself would also add an entry to the history. From that entry, Back would seem to do nothing.
  */
 export function followLinks(): void {
   document.addEventListener('click', (event) => {

@@ -1,5 +1,5 @@
-// Decides which addresses webhooks may call: those of the public internet and of --webhook-allow, but never this
-// broker's own ports.
+// Decides which addresses webhooks may call: those of the public internet and those in --webhook-allow. Webhooks must
+// never call this broker's own ports, not even at these addresses.
 import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
@@ -84,8 +84,8 @@ export class AddressGuard {
   }
 
   /**
-   * Throws NotAllowed if the URL has a forbidden address, or if it leads to this broker's own ports. If the URL has a
-   * host name, each delivery checks the addresses of this name.
+   * Throws NotAllowed if the URL contains a forbidden address, or leads to this broker's own ports. For a host name,
+   * only these ports are checked here. Each delivery checks whether the addresses of the name are allowed.
    */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
     const isAddress = addressOf(hostname) !== undefined;

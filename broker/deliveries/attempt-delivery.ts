@@ -46,8 +46,8 @@ export class Sender {
   /** Origins whose name resolved to an internal address. Their answers are not stored. */
   readonly #internal = new Set<string>();
   /**
-   * Errors of connections on which the receiver had answered a request before it closed them. A request that fails with
-   * such an error is sent again on a new connection.
+   * Errors of connections that the receiver closed after it had answered a request on the same connection. A request
+   * that fails with such an error is sent again on a new connection.
    */
   readonly #stale = new WeakSet<Error>();
   readonly #pooled: Agent;

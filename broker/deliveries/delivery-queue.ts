@@ -109,7 +109,8 @@ export class DeliveryQueue<R extends Receiver> {
     const waiting = await Promise.all(all.map((id) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
     // If the clock was ahead when a due time was stored, that time can be far in the future. So due times are limited
-    // to the longest possible delay. It is doubled here, because Retry-After can double a delay (#waitAfter()).
+    // to the longest possible delay. That is twice the longest usual delay, because Retry-After can double the usual
+    // delay (#waitAfter()).
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const id of left) {
       const begin = (): void => void this.#limitDue(id, longest);
@@ -329,7 +330,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: queue.id },
-        'some deliveries of a webhook or alert channel could not be marked as failed, although they must not be sent; trying again in 5 s',
+        'a webhook or alert channel has deliveries that must not be sent, and some could not be marked as failed; trying again in 5 s',
       );
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
       return;

@@ -47,8 +47,8 @@ export interface Delivery extends EventKind {
 export interface Attempted {
   webhookId: string;
   /**
-   * The number `armed` of the webhook when the attempt began. If the webhook is enabled again during the attempt, its
-   * number increases, and a failure of the attempt is ignored.
+   * The webhook's `armed` when the attempt began: the number of updates that had enabled the webhook. If an update
+   * enables the webhook during the attempt, its `armed` increases, and a failure of the attempt is ignored.
    */
   armed: number;
   delivery: Delivery;
@@ -92,8 +92,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * A webhook fails when all attempts of one delivery have failed. This map has the ids of failed webhooks, and the
-   * number `armed` of each at that time. The webhook stays disabled until it is enabled again, which increases `armed`.
+   * A webhook fails when all attempts of one delivery have failed. This map has the ids of failed webhooks, each with
+   * the webhook's `armed` at that time. The webhook stays disabled until an update enables it, which increases `armed`.
    */
   readonly #failed = new Map<string, number>();
 
@@ -146,8 +146,8 @@ export class DeliveryStore {
 
   /**
    * Makes the delivery of this event to this webhook due now. Creates the delivery if there is none. Changes an
-   * existing one only if it has failed or is due later; with `anyStatus`, in any status. Returns false if nothing
-   * changed.
+   * existing delivery only if it has failed or is due later. With `anyStatus`, changes it in any status. Returns false
+   * if nothing changed.
    */
   async request(
     webhookId: string,
@@ -155,8 +155,9 @@ export class DeliveryStore {
     transaction: HistoryTransaction,
     anyStatus = false,
   ): Promise<boolean> {
-    // If the due time has changed, saveAttempt() knows that the delivery was requested again during the attempt. So the
-    // new due time must differ from the old one: if both are the same millisecond, 1 ms is added.
+    // saveAttempt() compares the due time with the one before the attempt. If it has changed, the delivery was
+    // requested again during the attempt. So the new due time must differ from the old one. If both are the same
+    // millisecond, 1 ms is added.
     const changed = await transaction.get(
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)

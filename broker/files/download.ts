@@ -93,7 +93,8 @@ function isNewer({ modified_at_ms }: Version, date: string, invalid = false): bo
 }
 
 /**
- * Selects the range to send. Several ranges and invalid ranges are ignored, as RFC 9110 section 14.2 allows.
+ * Selects the range to send. A Range header with several ranges or an invalid range is ignored, as RFC 9110 section
+ * 14.2 allows.
  */
 function partOf({ range, if_range }: DownloadInput, version: Version, caller: Caller): Selection {
   const [, from = '', to = ''] = /^bytes=\s*(\d{0,15})-(\d{0,15})\s*$/i.exec(range ?? '') ?? [];

@@ -116,7 +116,8 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
       if (received > contentBytes) throw badAnswer('is larger than requested');
     }
   } finally {
-    // The quota `contents` is for bytes that arrive. The JSON text of the answer counts toward another quota.
+    // The quota `contents` counts bytes only while they arrive, so the bytes of this request are released here. The
+    // JSON text of the answer counts toward another quota.
     release();
   }
   const entry = assertEntry(head?.entry);

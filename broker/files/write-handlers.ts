@@ -101,8 +101,8 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
 }
 
 /**
- * Throws if a form field after the file changes path, path_encoding or create_parents. The machine already got their
- * values from before the file (`early`), so a change is too late.
+ * Throws if a form field after the file changes path, path_encoding or create_parents. `early` has the values that came
+ * before the file. The machine already has these values, so a change is too late.
  */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
@@ -125,7 +125,7 @@ async function writeContent(services: FileServices, input: Input<Route<'write'>>
   return putFile(services, { ...input, overwrite: true }, pieces(content), caller, short(caller));
 }
 
-/** Writes a file whose parameters are all known before its bytes. Those of a form may come later. */
+/** Writes a file whose parameters are all known before its bytes. Fields of a form may come later: see uploadFile(). */
 async function putFile(
   services: FileServices,
   input: Omit<Input<Route<'put'>>, 'content'>,

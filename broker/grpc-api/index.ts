@@ -26,8 +26,8 @@ interface CallsPort {
   /** Finds the client of a call that another broker forwarded; only on the peer port. */
   forwardedClient?(headers: Metadata): Promise<Client>;
   /**
-   * Replaces the service's `peers`. Set only for the peer port, where calls that another broker has forwarded are not
-   * forwarded again.
+   * Used instead of the service's `peers`. Set only for the peer port. These Peers refuse calls about machines of other
+   * brokers, so that a call which another broker has forwarded is not forwarded again.
    */
   peers?: Peers;
 }

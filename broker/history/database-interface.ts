@@ -27,8 +27,9 @@ export interface RowReader {
 
 /**
  * A transaction of the history. Its reads see its own writes. The function that uses the transaction is called a
- * change. A change may await only get(), all() and ask() of its transaction: if it awaits another write, both wait
- * forever. After the change has ended, the transaction accepts no more statements.
+ * change. A change may await only get(), all() and ask() of its transaction. If it awaits another call of
+ * History.write(), the change and that call wait for each other forever. After the change has ended, the transaction
+ * accepts no more statements.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**
@@ -113,8 +114,8 @@ export interface Database extends RowReader {
    */
   readonly isRemote: boolean;
   /**
-   * Applies the migration steps of `noun` that are not yet applied to this database. steps[0] has the number `first`.
-   * Throws StartError if a newer broker wrote these tables.
+   * Applies the migration steps that are not yet applied to this database. `noun` names the tables of the steps, for
+   * example `webhooks`. steps[0] has the number `first`. Throws StartError if a newer broker wrote these tables.
    */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
   /**

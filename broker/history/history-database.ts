@@ -30,7 +30,7 @@ export function jsonIn(row: Row, column: string): unknown {
   return JSON.parse(textIn(row, column));
 }
 
-/** Selects the rows of a table to delete, oldest first. */
+/** Decides which rows of a table are deleted. The oldest rows are deleted first. */
 export interface Retention {
   table: string;
   /** The column with the time of a row, in milliseconds since 1970. */

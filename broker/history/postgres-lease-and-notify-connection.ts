@@ -70,7 +70,8 @@ export class LeaseConnection {
     client.on('notification', ({ payload = '' }) => this.#onNews(payload));
     try {
       await client.connect();
-      // A standby, whose rows may be out of date, refuses LISTEN.
+      // A standby refuses LISTEN, so #connect() rejects if the server is a standby. The rows of a standby may be out of
+      // date.
       await client.query(`LISTEN ${newsChannel}`);
     } catch (error) {
       void client.end().catch(() => {});

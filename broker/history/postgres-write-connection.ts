@@ -14,8 +14,8 @@ import { toPostgres } from './translate-to-postgres.ts';
 /** The oldest version of PostgreSQL that is supported, as its setting server_version_num. */
 export const oldestVersion = 140_000;
 /**
- * The advisory lock of the brokers that use the database. A broker that uses it alone takes the lock exclusively;
- * brokers that share the database take the lock as a shared lock.
+ * The advisory lock of the brokers that use the database. A broker that uses the database alone takes the lock
+ * exclusively. Brokers that share the database take the lock as a shared lock.
  */
 const lock = 0x66_61_72_68;
 /** The advisory lock of a broker that starts, so that two brokers do not create tables at the same time. */

@@ -15,8 +15,8 @@ export interface CountedTable {
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
   /**
-   * The one of `columns` that every list filters by, such as `schedule_id`; undefined if there is none. It is the first
-   * column of the counts' primary key, so that a query reads only the counts of one value.
+   * The column in `columns` by which every list filters, such as `schedule_id`; undefined if there is none. It is the
+   * first column of the primary key of the count tables. A query thus reads only the counts of one value.
    */
   scope?: string;
 }

@@ -65,7 +65,7 @@ export class OrderedTable {
 
   /**
    * Adds a row, numbered above all earlier rows. Resolves with false if the table has the row already. For a new row,
-   * calls `added` before the functions that were passed to committed().
+   * calls `added` before the transaction calls the functions that were passed to its committed().
    */
   async add(
     transaction: HistoryTransaction,

@@ -216,8 +216,9 @@ export function retryHeaders({ status, details }: Pick<AppError, 'status' | 'det
 }
 
 /**
- * Answers a request that matches no route: 405 with Allow if its path has other methods, otherwise 404. Without a valid
- * key the answer is 401, which reveals nothing, unless a route with this path needs no key.
+ * Answers a request that matches no route: 405 with Allow if its path has other methods, otherwise 404. If a route with
+ * this path needs no key, the key is not checked. Otherwise a request without a valid key gets 401, which does not
+ * reveal whether the path exists.
  */
 async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
   // Browsers request this path by themselves, without a key. Refusing it here causes no warning in the log.

@@ -322,12 +322,12 @@ export async function createSpool(directory: string) {
       });
       for await (const chunk of chunks) {
         if (size + chunk.length > maxSpooled) {
-          const message = `a file before the form field "path" may have at most ${maxSpooled} bytes: send "path" before the file, or in the query`;
+          const message = `a file that comes before the form field "path" may have at most ${maxSpooled} bytes: send "path" before the file, or in the query`;
           throw new AppError('payload_too_large', message, { limit: maxSpooled });
         }
         if (spooledBytes + chunk.length > maxSpooled) {
           const message =
-            'other uploads use up the broker’s disk quota for files that come before the form field "path": send "path" before the file, or in the query';
+            'files that come before the form field "path" share a disk quota of the broker, and other uploads have used it up: send "path" before the file, or in the query';
           throw new AppError('unavailable', message);
         }
         spooledBytes += chunk.length;

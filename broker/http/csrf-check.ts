@@ -66,7 +66,7 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
   const { method = '', headers } = request;
   if (active.test(String(headers['sec-fetch-dest'] ?? '')))
     throw refusal(
-      'scripts and styles cannot be loaded with the cookie of a login, because a file of a machine could then run in the console: send an API key',
+      'a request with the cookie of a login cannot load scripts or styles, because a script from a machine’s files could then run in the console: send an API key',
     );
   const site = headers['sec-fetch-site'];
   const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';

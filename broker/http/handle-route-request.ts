@@ -176,7 +176,7 @@ function assertPlainContent(ctx: Context): void {
 
 const forwardedTicket = new AppError(
   'forbidden',
-  'this request came through a proxy that is not trusted, but a ticket is valid only on the broker’s own machine; log in with an API key, or open the broker’s own address',
+  'a login ticket is valid only on the broker’s own machine, but this request came through a proxy that is not trusted, so the client may be on another machine; log in with an API key, or open the broker’s own address',
 );
 
 export type Clients = ReturnType<typeof createClients>;

@@ -23,7 +23,7 @@ interface Exchange {
   log: Logger;
 }
 
-/** Longest time in milliseconds that the headers wait for the first item of a `quiet` stream, which may come late. */
+/** The first item of a `quiet` stream may come late. The headers wait for it at most this number of milliseconds. */
 const headMs = 50;
 /**
  * If a stream has no event for this number of milliseconds, the client gets a comment line (`beat`). Otherwise a proxy

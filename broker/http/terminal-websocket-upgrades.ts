@@ -14,7 +14,7 @@ import type { ClientPort } from '../sessions/terminal-client.ts';
 import { isOwnOrigin, type OriginServices } from './csrf-check.ts';
 import { WebSocketClient } from './websocket-terminal-client.ts';
 
-/** What a ticket gives access to: one client of one session. */
+/** What a ticket allows: to connect one client to one session. */
 export interface Attachment {
   readonly attached: { readonly session_id: string; readonly client_id: string };
   serve(port: ClientPort): Promise<void>;

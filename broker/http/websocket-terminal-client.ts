@@ -27,8 +27,8 @@ const reportBytes = 64;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
 /**
- * Milliseconds after which a client is disconnected if the machine accepts none of its input. Until then the socket is
- * paused, so the broker cannot notice that the client is gone.
+ * Milliseconds after which a client is disconnected if the machine accepts none of its input. The socket is paused in
+ * this time, so without this limit the broker could not notice that the client has disconnected.
  */
 const stuckMs = 25_000;
 
@@ -171,7 +171,7 @@ export class WebSocketClient implements ClientPort {
   }
 
   /**
-   * Answers a ping unless another answer is being sent. Pings in between need no answer (RFC 6455 section
+   * Answers a ping. A ping that arrives while an earlier answer is still being sent needs no answer (RFC 6455 section
    * 5.5.3).
    */
   #pong(data: Buffer): void {
@@ -182,7 +182,7 @@ export class WebSocketClient implements ClientPort {
     });
   }
 
-  /** Pings the client. Disconnects it if pings are not answered. Pings while the socket is paused do not count. */
+  /** Pings the client. Disconnects it after unanswered pings, which do not count while the socket is paused. */
   #ping(): void {
     if (this.#ws.isPaused) {
       this.#unanswered = 0;

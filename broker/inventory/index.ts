@@ -30,7 +30,7 @@ interface InventoryServices {
 
 type ListInput = Input<Api['inventory']['list']>;
 
-/** Maximum number of machines that collect their inventories at the same time for lists, in all requests together. */
+/** Maximum number of machines that collect their inventories at the same time for all list requests together. */
 const mostAtOnce = 16;
 /** Maximum number of milliseconds that a list with `refresh` waits for the inventories of machines. */
 const refreshMs = 120_000;

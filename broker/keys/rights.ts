@@ -211,8 +211,9 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 }
 
 /**
- * Returns a function that calls `end` as soon as a key may no longer attach to a machine's sessions, or the login has
- * ended. To stop this, call the function that it returns.
+ * Returns a function that watches a key and, if the key is used through a login, this login. It calls `end` as soon as
+ * the key may no longer attach to a machine's sessions, or the login has ended. It returns a function that stops the
+ * watching.
  */
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {

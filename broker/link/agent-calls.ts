@@ -348,7 +348,8 @@ function createIdleTimeout(ms: number, abort: AbortController) {
   function start(times = 1): void {
     cancel();
     if (ms === 0 || ended) return;
-    const message = 'the machine stopped in the middle of its answer; try again, or look at its agent’s log';
+    const message =
+      'the machine stopped reading and sending data before its answer was complete; try again, or look at its agent’s log';
     cancel = after(ms * times, () => abort.abort(new AppError('machine_timeout', message)));
   }
   return {

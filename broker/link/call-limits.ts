@@ -1,5 +1,5 @@
-// Limits the number of open calls to one machine. Further calls wait up to 10 s for a free slot, except calls that last
-// long, such as those of terminals (see `unqueued`): they are refused at once.
+// Limits the number of open calls to one machine. Further calls wait up to 10 s for a free slot. Exception: calls of
+// the classes in `unqueued`, such as those of terminals, are refused at once, because such calls last long.
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';

@@ -135,7 +135,7 @@ async function helloOf(stream: ConnectStream): Promise<Hello__Output | undefined
   };
   const end = (): void => resolve(undefined);
   const cancelDeadline = after(helloMs, () =>
-    refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'the hello did not arrive in time; connect again'),
+    refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'no first message (hello) arrived in time; connect again'),
   );
   stream.once('data', take).once('end', end).once('close', end).once('error', reject);
   const first = await promise.finally(() => {

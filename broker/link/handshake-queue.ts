@@ -7,8 +7,8 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {
   /**
-   * Maximum number of connections that have begun the handshake but are not authenticated yet. Their messages may all
-   * arrive in one turn of the event loop. Each message takes up to 0.7 ms.
+   * Maximum number of connections that have begun the handshake but are not authenticated yet. It limits the length of
+   * one turn of the event loop: their messages may all arrive in this turn, and each message takes up to 0.7 ms.
    */
   atOnce: 128,
   /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */

@@ -7,8 +7,8 @@ interface Beating {
   /** Time when the last message of the machine arrived, in milliseconds of `monotonic`. */
   readonly heardAt: number;
   /**
-   * While messages wait to be written: the time when the last one was written, or else when they began to wait, in
-   * milliseconds of `monotonic`. Undefined if no message waits. probe() sets it to the present time.
+   * Undefined if no message waits to be written. Otherwise the time when messages began to wait, in milliseconds of
+   * `monotonic`. While messages wait, each message that is written sets it to the present time. probe() does the same.
    */
   readonly unwrittenSince: number | undefined;
   /** Called every heartbeat interval. */

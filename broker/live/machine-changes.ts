@@ -16,8 +16,8 @@ const mostAtOnce = 200;
 type Services = MachineSources & { state: State };
 
 /**
- * The machines that a client may see. Each change replaces the map or the array, so a change is found by
- * comparing references.
+ * The machines that a client may see. Each change creates a new `machines` or a new `reachable`, so a comparison of
+ * references finds it.
  */
 interface Seen {
   machines: State['machines'];

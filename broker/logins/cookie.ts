@@ -3,8 +3,8 @@
 
 const name = '__Host-farhand';
 /**
- * Allows only blanks and tabs before the name of the cookie. With any other white space there, browsers see a name that
- * does not begin with `__Host-`. Another subdomain could set a cookie with such a name.
+ * Allows only blanks and tabs before the name of the cookie. Browsers take any other white space as a part of the name.
+ * Such a name does not begin with `__Host-`, so another subdomain could set a cookie with it.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';

@@ -47,7 +47,7 @@ export class Logins {
     this.#stop = every(sweepMs, () => this.#sweep());
   }
 
-  /** Finds the login that has this secret, and its key. Returns undefined if the login or the key has ended. */
+  /** Finds the login of this secret, and its key; undefined if the login has ended or the key is revoked or expired. */
   find(secret: string): { login: Login; key: Key } | undefined {
     if (this.#indexed !== this.#state.logins) {
       this.#indexed = this.#state.logins;

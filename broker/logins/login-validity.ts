@@ -33,8 +33,9 @@ export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, rou
 }
 
 /**
- * Ends the logins of a key whose secret is being replaced. They end together with the old secret, at the time `until`;
- * now if `until` is undefined. Only the login `asking` continues, because its browser displays the new secret.
+ * Ends the logins of a key whose secret is being replaced. They end together with the old secret, at the time `until`.
+ * If `until` is undefined, they end now. Only the login `asking` continues, because its browser displays the new
+ * secret.
  */
 export function endLogins(
   transaction: StateTransaction,
@@ -45,7 +46,7 @@ export function endLogins(
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
     // A login with `secret_until` belongs to a secret that an earlier rotation has replaced. A key has at most one
-    // replaced secret, so this rotation makes the earlier one invalid. So the login ends now too.
+    // replaced secret, so this rotation makes that older secret invalid. The login ends together with it, now.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }

@@ -100,7 +100,7 @@ export function statusOf({ presence, machineFacts }: MachineSources, { id: machi
   };
 }
 
-/** Converts the values of a report that both statusOf() and liveOf() return. */
+/** Converts the part of a report that is in the results of both statusOf() and liveOf(). */
 function valuesOf({ uptime_s, cpu_usage, cpu_cores, memory, disk, load_average, recorded_at_ms }: Report) {
   const cpu = { usage: cpu_usage, cores: cpu_cores };
   return { uptime: uptime_s, cpu, memory, disk, load_average, recorded_at: iso(recorded_at_ms) };

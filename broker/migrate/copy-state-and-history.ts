@@ -220,8 +220,8 @@ async function createTables(
 /** True if a copy into the database would overwrite no data. */
 async function isEmpty(history: History, tables: readonly Table[]): Promise<boolean> {
   const row = await history.get('SELECT generation FROM installation');
-  // The tables are created with generation 1, and each change of the state increases it. Generation 1 thus means that
-  // the state was never changed.
+  // The first broker stores generation 1, and each change of the state increases the generation. Generation 1 thus
+  // means that the state was never changed.
   if (row) return Number(row.generation) === 1 && (await copyMarkOf(history)) === undefined;
   const existing = await existingOf(history, tables);
   return existing.every((name) => name === 'counted');

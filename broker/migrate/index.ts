@@ -40,8 +40,8 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
     return print(helpText(`${name} migrate`, purpose, helpTable).trimEnd());
   }
   const { to: target, ...given } = readSettings(settingsTable, { argv: withSettingsOf(name, argv), env });
-  // The settings for several brokers are removed: no other broker may use the data during the migration, and a broker
-  // that stores its data in files refuses them.
+  // The settings for several brokers are removed for two reasons. No other broker may use the data during the
+  // migration. And a broker that stores its data in files refuses these settings.
   const settings = { ...given, peer_listen: undefined, peer_url: undefined };
   if (target === undefined)
     throw new UsageError('--to is missing: set it to postgres://USER@HOST/DATABASE, or to files');

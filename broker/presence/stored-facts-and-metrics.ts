@@ -340,7 +340,8 @@ export class MachineFacts {
 
   #save(machine_id: string, transaction: HistoryTransaction): void {
     const facts = this.of(machine_id);
-    // Several brokers may share the database. Only the one that owns the machine has its newest facts and stores them.
+    // Several brokers may share the database. Only the broker that owns a machine has the newest facts of the machine.
+    // So only this broker stores them.
     if (!facts || !this.#history.owns(machine_id)) return;
     transaction.about(machine_id);
     const { report, ...host } = facts;

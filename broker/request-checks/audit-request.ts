@@ -59,7 +59,7 @@ export function createAuditRecorder(
       .catch((error: unknown) => unrecorded.write(error, deeds));
 
   return {
-    /** Begins a record. Each write gets its details from `about`. Without `records`, settle() writes only failures. */
+    /** Begins a record. Each write calls `about` for details. If `records` is false, settle() writes only failures. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newTimedId('audit', now());
       let committed = false;
@@ -84,7 +84,8 @@ export function createAuditRecorder(
           // A refused request has changed nothing, so its record may be left out if its key has too many refusals.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // After commit(), the rows may be on disk already. write() adds no row whose id exists.
+          // If the request failed after commit(), the rows of commit() may be on disk already. write() adds no row
+          // whose id exists.
           await write(deeds, id);
         },
       };
@@ -156,7 +157,8 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // A key may read the details of the row only if it may use all machines of the request. This list names them.
+  // A key may read the details of the row only if it may use all machines of the request. The audit log finds these
+  // machines in `machine_ids`.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
   // The header marks a repeated request with the same Idempotency-Key. Such a repeat has changed nothing.
   if (answer.has(replayed)) what.replayed = true;

@@ -149,8 +149,8 @@ export class AuthorizedRequest<R extends Route> {
 
   /**
    * Checks the login, the scope, and all ids that have been read so far (those in the body once it is read). Throws
-   * forbidden if the key may not use an id. Otherwise throws …_not_found if an id does not exist, then
-   * confirmation_required if the route needs a recent confirmation that the login lacks.
+   * forbidden if the key may not use an id. Otherwise throws …_not_found if an id does not exist. After these checks,
+   * throws confirmation_required if the route needs a recent confirmation that the login lacks.
    */
   #identify(): void {
     const { services, route } = this.#guard;
@@ -370,7 +370,7 @@ export function createRecall(
   return async (id, caller, first) => {
     if (!parser || param === undefined)
       throw new Error(
-        `the route table lacks ${noun}.${operation} with an id in its path, which answers repeats with the same Idempotency-Key: add this route, or set "again" of the repeated route to another operation`,
+        `the route table has no route ${noun}.${operation} with an id in its path. This route must answer repeated requests (same Idempotency-Key): add it, or set "again" of the repeated route to another operation`,
       );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });

@@ -17,9 +17,9 @@ import type {
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat of a request that has created an object. A caller that may still use all machines of the object gets
- * the first answer, if it is stored. Any other caller gets the present state of the object. Throws forbidden if the
- * caller may use none of the machines.
+ * Answers a repeat of a request that has created an object. The caller gets the first answer if this answer is stored
+ * and the caller may still use all machines of the object. Otherwise the caller gets the present state of the object.
+ * Throws forbidden if the caller may use none of the machines.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 

@@ -87,7 +87,7 @@ export class RequestParser<R extends Route> {
     return this.#idPaths.map(({ noun }) => noun);
   }
 
-  /** True if the body names the machine that the request is about. */
+  /** True if the body of this route has a field with the id of the machine that the request is about. */
   get namesMachineInBody(): boolean {
     return this.#idPaths.some(
       ({ noun, path, listed }) => path[0] === 'body' && noun === 'machine' && !listed,

@@ -102,7 +102,8 @@ export class Timetable {
 
   /**
    * If `after` is in an hour that clocks will show again, returns the first due time after they are set back. Otherwise
-   * returns undefined. #nextByClock() needs this, because it searches only later wall times.
+   * returns undefined. The search of #nextByClock() covers only later wall times. So it misses those due times
+   * in the repeated hour that have no later wall time than `after`.
    */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];

@@ -6,8 +6,8 @@ import { AppError } from '../../shared/errors.ts';
 
 export interface Cron {
   /**
-   * True if the hour field starts with `*`. When clocks are set back, they show an hour twice. An expression with such
-   * an hour field is then due in both hours. All other expressions are due only in the first one.
+   * True if the hour field starts with `*`. When clocks are set back, they show an hour twice. If `hourly` is true, the
+   * expression is then due both times. Otherwise it is due only the first time.
    */
   hourly: boolean;
   /** Returns the first matching wall time after `wall`, in whole seconds; undefined if there is none. */

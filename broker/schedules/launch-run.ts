@@ -98,8 +98,9 @@ export class Launcher {
   }
 
   /**
-   * True if each of these runs may have ended without the knowledge of this broker. Such a run was open when this
-   * broker started or took over the machine. The machine has not yet had time to report whether the run has ended.
+   * True if each of these runs may have ended without the knowledge of this broker. This is possible for a run that
+   * was open when this broker started or took over the machine, until the machine has had time to report the run's
+   * end.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
@@ -110,13 +111,14 @@ export class Launcher {
     );
   }
 
-  /** Starts a run at its due time. Resolves when the run, or the reason why there is no run, is on disk. */
+  /** Starts a run at its due time. Resolves when the run is on disk, with its command or the reason of its failure. */
   byClock(on: OnMachine, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
     return this.#byItself(on, newRun(on, trigger, at));
   }
 
   /**
-   * Starts a run after changes of a watched path. Resolves when the run, or the reason why there is no run, is on disk.
+   * Starts a run after changes of a watched path. Resolves when the run is on disk, with its command or the reason of
+   * its failure.
    */
   byChange(on: OnMachine, changes: Changes, also: Also): Promise<void> {
     return this.#byItself(on, newRun(on, changes.trigger, null), { also, env: changes.environment() });
@@ -129,7 +131,7 @@ export class Launcher {
     const requester = { key_id: requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(machine_id);
     await this.#launch(on, run, { ...requester, ...waiting }, more).catch((error: unknown) => {
-      // A refusal is not thrown again, because #launch() has stored it as the reason of the run.
+      // A refusal is not thrown again, because #launch() has stored it as the reason why the run failed.
       if (!(error instanceof AppError)) throw error;
     });
   }
@@ -270,7 +272,7 @@ const withEnvironment = (params: CommandParams, env: Record<string, string> | un
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key of this schedule may no longer run commands on its machine (key_revoked). To run the schedule with the rights of another key, use that key to change the schedule. If the schedule has tags, that request must contain its tags and its command, even if they stay the same',
+  'the key of this schedule may no longer run commands on the machine of this run (key_revoked). To run the schedule with the rights of another key, use that key to change the schedule. If the schedule has tags, that request must contain its tags and its command, even if they stay the same',
 );
 
 /** The error for a schedule whose key may no longer watch its path. */

@@ -112,7 +112,7 @@ export class DueTimes {
     }
   }
 
-  /** Returns some due schedules, the longest due first. Schedules that are far behind wait until no others are due. */
+  /** Returns some due schedules, earliest `checkAt` first. Schedules far behind wait until no others are due. */
   #due(): Tracked[] {
     const at = now();
     const due: Tracked[] = [];
@@ -149,7 +149,7 @@ export class DueTimes {
     Promise.all(writes).catch((error: unknown) =>
       this.#log.warn(
         { err: error },
-        'the broker could not correct what it had stored about schedule runs while the clock was ahead; it tries again at its next start',
+        'the broker could not correct data about schedule runs that it may have stored while the clock was ahead; it tries again at its next start',
       ),
     );
   }
@@ -325,7 +325,7 @@ export async function countTimesFrom(state: State, at: number): Promise<void> {
   });
 }
 
-/** Sets all times of the schedules that are later than `to` back to `to`. Resolves when the change is on disk. */
+/** Limits `since` and the times in `replaced` to at most `to`, in all schedules. Resolves when this is on disk. */
 async function setBack(state: State, to: number): Promise<void> {
   const back = (time: string): string => iso(Math.min(Date.parse(time), to));
   await state.change((transaction) => {

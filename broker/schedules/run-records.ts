@@ -108,7 +108,7 @@ export class ScheduleRecords {
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
   }
 
-  /** Stores runs without a command. Emits an event for a failed or missed last run if `notify` has on_failure. */
+  /** Stores runs without a command. Emits an event if the last one failed or was missed and `notify` has on_failure. */
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
     for (const run of runs) this.begin(run, transaction);
     const last = runs.at(-1);
@@ -118,7 +118,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Calls `watcher` after the write of each ended run; after settle(), only for its last run. Returns a stop function.
+   * Calls `watcher` whenever the end of a run has been stored. If settle() stores several runs, calls it only for the
+   * last one. The returned function stops the calls.
    */
   watch(watcher: (run: ScheduleRun) => void): () => void {
     this.#watchers.add(watcher);

@@ -37,8 +37,8 @@ export function assertMayRead({ may }: Pick<Rights, 'may'>): void {
 }
 
 /**
- * Fields with which a request could make a schedule print its environment, for example a command that prints it. A key
- * that may not read the environment must send a new one together with such a field.
+ * Fields with which a request could make a schedule print its stored environment, for example `command`. If the key of
+ * the request may not read this environment, a request with such a field must also send a new `env`.
  */
 const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
 
@@ -99,8 +99,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // A schedule with tags runs on the machines that its key may use. A request that sets no field of decidesRun(),
-    // such as a change of the cron expression, keeps the key and so the machines.
+    // A schedule with tags runs on the machines that its key may use. A request that sets no field of decidesRun(), for
+    // example one that only changes the cron expression, does not replace the key. So the machines stay the same.
     ...(before.tags === null || decidesRun(changes) ? { requested_by: key_id, key_limits: undefined } : {}),
     updated_at: at,
   };

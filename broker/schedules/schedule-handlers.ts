@@ -209,7 +209,8 @@ export class Schedules {
 
   /**
    * A schedule with tags runs with the rights of its key. Throws conflict if this key is revoked or expired.
-   * Exceptions: the change replaces the key, or a disabled schedule stays disabled.
+   * Exceptions: the request sets both the machines and the command; or it sets no field of decidesRun(), and the
+   * schedule is disabled after the change.
    */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,

@@ -1,8 +1,8 @@
 // Converts between instants and the wall time of a time zone, including changes to and from daylight saving time.
 
 /**
- * The instants at which clocks show a wall time, usually one. There are two if the clocks were set back and show it
- * again. If the clocks skip it, there is only `end`, the end of the gap.
+ * The instants at which clocks show a wall time. Usually there is one instant. There are two if the clocks are set back
+ * and show the wall time again. If the clocks skip the wall time, there is only `end`, the end of the gap.
  */
 export type Instants = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
 

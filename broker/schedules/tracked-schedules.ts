@@ -16,7 +16,7 @@ export interface Tracked {
   settledUntil: number;
   /** The first due time after `settledUntil`; undefined if there is none. */
   next: number | undefined;
-  /** Time of the next check: a due time, the end of a replaced cron expression, or the end of a wait. */
+  /** Time of the next check: a due time, the time `until` of a replaced cron expression, or the end of a wait. */
   checkAt: number;
   /**
    * False while the progress mark of the schedule must be read again, because another broker may have run the schedule.
@@ -269,8 +269,9 @@ export class TrackedSchedules {
   }
 
   /**
-   * Returns the field `replaced` of a schedule after a change: the former cron expressions with due times that may have
-   * no row yet. These due times are after the marks. `marks` can be undefined if the due times did not change.
+   * Returns the field `replaced` of a schedule after a change. It lists the former cron expressions that have due times
+   * after the marks, because these due times may have no row yet. `marks` can be undefined if the request does not
+   * change the due times.
    */
   replacedBy(after: Schedule, before: Schedule, marks: readonly Mark[] | undefined): Schedule['replaced'] {
     // A change from one machine to tags, or back, changes the machines. Due times on former machines get no rows.
@@ -318,7 +319,7 @@ export class TrackedSchedules {
       .catch((err: unknown) =>
         this.#log.warn(
           { err },
-          'new machines match the tags of schedules, but this could not be stored; if the broker restarts soon, it may miss a due time of these machines',
+          'new machines match the tags of schedules, but this could not be stored; if the broker restarts soon, it may miss a run that is due on these machines',
         ),
       );
   }
@@ -348,8 +349,8 @@ const pendingOf = ({ schedule, settledUntil }: Progress): Replaced[] =>
   (schedule.replaced ?? []).filter(({ until }) => Date.parse(until) > settledUntil);
 
 /**
- * Returns the replaced cron expression whose due times must be recorded next; undefined if there is none. If an
- * expression ends in the future, because another broker's clock is ahead or the clock was set back, it must wait.
+ * Returns the replaced cron expression whose due times must be recorded next; undefined if there is none. An expression
+ * whose `until` is in the future must wait. This happens if another broker's clock is ahead or the clock was set back.
  */
 export const replacedOf = (tracked: Progress): Replaced | undefined =>
   pendingOf(tracked).find(({ until }) => Date.parse(until) <= now());

@@ -27,8 +27,8 @@ export const tooManyWatches = `schedules already watch ${mostWatches} paths of t
 const soonMs = 1_000;
 const laterMs = 30_000;
 /**
- * Changes can wait for the end of an earlier run. If no end is reported, the broker looks for it again after this
- * number of milliseconds.
+ * Changes can wait for the end of an earlier run. If this end is not reported, the broker checks after this number of
+ * milliseconds whether the run has ended.
  */
 const openMs = 60_000;
 
@@ -50,8 +50,8 @@ interface PathWatch {
   /** Number of failed attempts in a row. */
   failures: number;
   /**
-   * True once the path has been compared with its stored state after the machine was linked. Later changes start a run
-   * even if `catch_up` is `none`, which is only about changes before the link.
+   * True once the path has been compared with its stored state since the machine was linked. Changes after this
+   * comparison start a run even if `catch_up` is `none`, because `catch_up` is only about earlier changes.
    */
   wasLinked: boolean;
   /** The last recorded reason why the path is not watched. */
@@ -240,8 +240,8 @@ export class PathWatches {
     const before = await records.seen(tracked);
     if (signal.aborted) return;
     if (watch.changes) {
-      // The watch was interrupted, and the agent reported no changes meanwhile. So the paths that were collected before
-      // may be incomplete.
+      // The watch was interrupted, and meanwhile the agent could not report changes. So the list of the paths that were
+      // collected before may be incomplete.
       watch.changes.forgetPaths();
       return this.#settle(watch);
     }

@@ -187,7 +187,7 @@ export class Sessions {
   }
 
   /**
-   * Recovers the sessions on `machineIds`, or on all machines, that another broker process left open. Each session then
+   * Recovers the sessions that another broker process left open on `machineIds`, or on all machines. Each session then
    * waits for the link of its machine. Clients of that process are recorded as detached.
    */
   async #load(machineIds?: readonly string[]): Promise<void> {

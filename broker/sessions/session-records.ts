@@ -109,8 +109,8 @@ export class SessionRecords {
   }
 
   /**
-   * Returns the clients of sessions on `machineIds`, or on all machines. They were still attached when their broker
-   * stopped.
+   * Returns the clients that were still attached when their broker stopped. With `machineIds`, returns only the clients
+   * of sessions on these machines.
    */
   async attached(machineIds?: readonly string[]): Promise<Attached[]> {
     const [where, values] = allOf([reachableOnly(machineIds)]);

@@ -37,7 +37,7 @@ export interface ClientPort {
   output(bytes: Uint8Array): Promise<void>;
   /** Sends a notice. Resolves and never rejects, like output(). */
   notify(notice: Notice): Promise<void>;
-  /** The actions of the client in order. Slow reading slows the client down. Ends when the client disconnects. */
+  /** The client's actions, in order. They end when the client disconnects. A slow reader slows the client down. */
   actions: AsyncIterable<Action>;
   /** Fires when the client disconnects. */
   gone: AbortSignal;

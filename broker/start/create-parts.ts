@@ -125,8 +125,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() writes the entries that are left in the outbox to the history. Some entries belong in the tables of
-  // events, machine facts and idempotency, so these tables are created first.
+  // An earlier broker process may have left entries in the outbox. createNouns() writes them to the history. Some of
+  // them belong in the tables of events, machine facts and idempotency, so these tables are created first.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);

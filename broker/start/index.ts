@@ -42,8 +42,8 @@ export interface Broker {
   /** Attaches terminal clients of any transport to sessions. */
   sessions: Pick<Sessions, 'redeem' | 'join'>;
   /**
-   * True if the broker serves requests and its history.db answers. With a database server, no answer is required: a
-   * restart of the broker would not bring the server back.
+   * True if the broker serves requests and its history.db answers. With a database server instead of history.db, the
+   * server need not answer, because a restart of the broker would not make the server work again.
    */
   alive(): Promise<boolean>;
   /** Never resolves. Rejects if the broker must end, because its database has lost changes. */

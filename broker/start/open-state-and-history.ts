@@ -38,8 +38,8 @@ interface OpenedStores {
   /** Lets other brokers start. Must be called as soon as all tables exist. */
   started?: () => Promise<void>;
   /**
-   * The fingerprint of the certificate authority of the brokers on the database; null until a broker has stored its
-   * own. Undefined without a database.
+   * The fingerprint of the certificate authority that all brokers on the database share; null until the first broker
+   * has stored this fingerprint. Undefined without a database.
    */
   knownAuthority?: string | null;
 }
@@ -129,7 +129,7 @@ export async function assertAuthority(
     );
   else if (known !== undefined && known !== fingerprint)
     throw new StartError(
-      'authority.json is not that of the other brokers on this database: copy the file from one of them, or run farhand-broker cluster join with an empty data directory; a new installation needs an empty database',
+      'authority.json differs from that of the other brokers on this database: copy the file from one of them, or run farhand-broker cluster join with an empty data directory. If this is a new installation, use an empty database instead',
     );
 }
 
@@ -160,7 +160,7 @@ function historyOf(settings: BrokerSettings, state: State, untouched: boolean, l
     const text = error instanceof Error ? error.message : String(error);
     if (!/not a database|malformed/.test(text)) {
       throw new StartError(
-        `${file} cannot be opened (${text}): correct that and start again; no data is lost`,
+        `${file} cannot be opened (${text}): fix the cause and start again; no data is lost`,
         1,
       );
     }

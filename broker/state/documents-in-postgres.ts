@@ -82,8 +82,8 @@ export class PostgresStore implements StateStore {
   }
 
   /**
-   * Does not wait for writes of this broker, which may take long. So a key that another broker has revoked is soon
-   * refused here.
+   * Reads the changes of other brokers. Does not wait for writes of this broker, which may take long. So this broker
+   * soon refuses a key that another broker has revoked.
    */
   async refresh(current: Version): Promise<Version> {
     const { committed, connection } = this.#history;

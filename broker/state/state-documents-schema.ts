@@ -171,8 +171,9 @@ const schedule = z.strictObject({
    */
   since: z.string(),
   /**
-   * Cron expressions that were in force before `since`, each from its `since` to its `until`, the oldest first. Some of
-   * their due times may have no row yet. The next change of the times removes expressions without such due times.
+   * Cron expressions that were in force before the schedule's `since`, the oldest first. Each was in force from its own
+   * `since` to its `until`. Some of their due times may have no row yet. The next change of the schedule's due times
+   * removes the expressions that have no such due times.
    */
   replaced: z
     .array(z.strictObject({ cron: z.string(), timezone: z.string(), since: z.string(), until: z.string() }))
@@ -212,7 +213,7 @@ const alertRule = z.strictObject({
   /** `above`: the value above which the rule opens an alert. `recover`: the value at which the alert resolves. */
   above: z.number().nullable(),
   recover: z.number().nullable(),
-  /** The mount point that a rule of the kind `disk` watches; `*` for the fullest file system; `/` if it is null. */
+  /** The mount point that a rule of the kind `disk` watches. `*` means the fullest file system, and null means `/`. */
   mount: z.string().nullable().default(null),
   /** Milliseconds for which the condition must last. */
   for: z.number(),

@@ -35,8 +35,8 @@ export class StateFile implements Adapter<Documents> {
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // The second write gives state.json.last a checksum too, because each write saves the previous file under that
-    // name. From then on, a state.json without a checksum is refused.
+    // Each write saves the previous file as state.json.last, so this second write gives state.json.last a checksum too.
+    // From then on, parse() refuses a state.json without a checksum (see mustHaveOne()).
     await this.write(data);
     return data;
   }

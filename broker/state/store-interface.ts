@@ -33,8 +33,8 @@ export interface StateStore {
   /** False while the store may still contain a change whose commit has failed. finish() removes such a change. */
   readonly isUndone: boolean;
   /**
-   * While the store does not answer, State rejects new changes and refreshes; a refresh first waits for the running
-   * one.
+   * While the store does not answer, State rejects each new change at once. It also rejects each new refresh. If a
+   * refresh is running, State waits for its end before it rejects a new one.
    */
   readonly connection: Connection;
   /**
@@ -54,7 +54,7 @@ export interface StateStore {
   finish(): Promise<void>;
   /** Sets the function that writes the entries of the outbox to the history, and calls it if there are entries. */
   drainTo(apply: Apply): Promise<void>;
-  /** The bytes of state.json with the documents as they are stored. */
+  /** Returns the stored documents as the bytes of a state.json file. */
   bytes(): Buffer;
   close(): Promise<void>;
 }

@@ -108,7 +108,7 @@ export class MachineUpgrade {
     this.look();
   }
 
-  /** Stops the upgrade of this machine if the rights of the upgrade's key, a hold or a pin now forbid it. */
+  /** Stops the upgrade of this machine if a hold, a pin or the rights of the upgrade's key now forbid it. */
   checkAgain(): void {
     const { status, machine_id } = this.#member;
     const machine = this.#context.state.machines.get(machine_id);
@@ -205,8 +205,8 @@ export class MachineUpgrade {
   }
 
   #outcomeUntil(): number {
-    // `probe_timeout` counts twice: first for the new agent to connect. If it does not, the machine returns to the old
-    // agent, which gets the same time to connect.
+    // The new agent gets `probe_timeout` to connect. If it does not connect, the machine returns to the old agent,
+    // which gets the same time to connect. So `probe_timeout` counts twice.
     return now() + this.upgrade.probe_timeout * 2 + outcomeMs;
   }
 

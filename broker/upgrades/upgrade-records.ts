@@ -308,8 +308,8 @@ export class UpgradeRecords {
 const totalOf = (counts: Served['counts']): number => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 /**
- * Converts an upgrade to the JSON of the REST API. Its waves are null unless `seesWaves`, because they reveal how many
- * machines the upgrade has.
+ * Converts an upgrade to the JSON of the REST API. If `seesWaves` is false, the fields about waves are null, because
+ * waves reveal how many machines the upgrade has.
  */
 export function upgradeToJson(
   { failures: _, created_at, finished_at, next_wave_at, current_wave, waves, ...upgrade }: Upgrade,

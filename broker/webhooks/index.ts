@@ -51,7 +51,7 @@ export function createWebhooks(
         if (subscriptions.disabledReason(webhook) !== 'secret_unreadable') continue;
         log.error(
           { webhook_id: webhook.id },
-          'a webhook is disabled, because webhooks.key does not decrypt its secret; set the secret again',
+          'a webhook is disabled, because the key in webhooks.key cannot decrypt its secret; set the secret again',
         );
       }
       await queue.start();

@@ -255,8 +255,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The webhook may no longer subscribe to the event of its last delivery. So the caller sees this delivery only if
-    // the caller's key may read that event.
+    // The last delivery may be of an event to which the webhook no longer subscribes. The right to read the webhook
+    // does not cover such an event. So the caller sees this delivery only if the caller's key may read the event.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });

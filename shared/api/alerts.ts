@@ -36,14 +36,14 @@ const alertStatuses = ['held', 'open', 'acknowledged', 'resolved'] as const;
 const whatKinds =
   'What the rule watches. `offline`: a machine is offline. `cpu`, `memory`, `disk`: the percentage in use is over `above`. `load`: the load average is over `above`. `schedule`: a schedule failed or did not run. `agent_outdated`: an agent is older than the broker. `certificate`, `key`: a certificate of the broker or an API key expires soon';
 
-/** Descriptions of the optional fields of a rule in answers. */
+/** Descriptions of those fields of a rule that are optional in requests. Requests and answers share them. */
 const described = {
   above: 'Value above which an alert opens: percent, or the load average of one minute',
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
   mount:
     'For the kind `disk`: the mount point of the file system to watch, such as `/srv`, or `*` for the fullest file system that is not on a file server. Null: `/`',
   for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline`, `cpu`, `memory`, `disk` and `load`; 0 for the other kinds',
-  before: 'An alert opens this many milliseconds before the expiry; default: 14 days',
+  before: 'An alert opens this many milliseconds before the certificate or key expires; default: 14 days',
   machine_ids: 'Ids of machines that the rule applies to; null: `tags` alone selects the machines',
   tags: 'Tags: the rule applies to machines with any of them, in addition to those in `machine_ids`. If both are null, it applies to all machines',
   repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
@@ -150,7 +150,7 @@ const alert = named('Alert', {
     .nullable()
     .describe('Measured value when the alert opened; null if the rule does not compare a measured value'),
   created_at: timestamp.describe(
-    'Time of creation, when the condition had lasted for the minimum time that the rule sets (`for`)',
+    'Time when the alert was created: the condition had then lasted for the minimum time of the rule (`for`)',
   ),
   opened_at: timestamp
     .nullable()

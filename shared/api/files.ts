@@ -138,7 +138,7 @@ const fromTo = {
 };
 const match = z.object({
   entry: entry.describe('The file that matches'),
-  line: z.number().optional().describe('Number of the line that contains the text, from 1'),
+  line: z.number().optional().describe('Number of the line that contains the text, counted from 1'),
   text: z.string().optional().describe('The line that contains the text'),
 });
 const end = group('The last line', {

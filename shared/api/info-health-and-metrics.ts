@@ -17,7 +17,7 @@ export const service = {
         .string()
         .nullable()
         .describe(
-          'Hash of the public key of the REST API’s certificate, for `curl --pinnedpubkey`; null without TLS, and if another CA issued that certificate',
+          'Hash of the public key of the REST API’s certificate, for `curl --pinnedpubkey`; null without TLS, and if a CA other than the broker’s own issued that certificate',
         ),
       limits: group('Limits', {
         body_bytes: z.number().describe('Largest JSON body in bytes'),

@@ -93,7 +93,7 @@ export interface BytesReply {
   length?: number;
   /** The content; absent with status 304. To release its resources, iterate it to its end or call return(). */
   bytes?: AsyncIterableIterator<Uint8Array>;
-  /** True if the first byte may take long. The headers are then sent before it, after a short wait. */
+  /** True if the first byte may come late. The headers then wait for it only a short time, and may be sent first. */
   quiet?: boolean;
 }
 

@@ -38,7 +38,9 @@ const notify = z.object({
 const watched = {
   path: z.string().describe('Path on the machine'),
   recursive: z.boolean().describe('True to watch everything below the directory'),
-  settle: z.number().describe('A run starts once the path has not changed for this many milliseconds'),
+  settle: z
+    .number()
+    .describe('A change starts a run once the path has not changed again for this many milliseconds'),
 };
 
 const lastRun = z.object({
@@ -153,7 +155,7 @@ const onChange = z
     settle: milliseconds(1000, 600_000)
       .default(2000)
       .describe(
-        'A run starts once the path has not changed for this many milliseconds. If changes do not stop, the run starts 10 × `settle` after the first change',
+        'A change starts a run once the path has not changed again for this many milliseconds. If changes do not stop, the run starts 10 × `settle` after the first change',
       ),
   })
   .meta({
@@ -232,7 +234,7 @@ const changeRules = [
   'A key without the scope `schedules:read` must also send `env` if it changes the command, its parameters, user, cwd, machine or tags. Otherwise the changed command could print the stored environment.',
   'A schedule runs with the rights of the key that its field `requested_by` names. With `machine_id`, this is the key that last changed the schedule. With `tags`, it is the key that last set `tags`, `command`, `saved_command_id`, `parameters`, `env`, `user`, `cwd` or `on_change`.',
   'Only the key `requested_by`, and keys that may use all machines of the schedule, can change a schedule with `tags`.',
-  'If a schedule has `tags` and its key `requested_by` is revoked or expired, a change must set both the machines (`tags` or `machine_id`) and the command (`command` or `saved_command_id`). Exception: the schedule is disabled after the change, and the request sets none of the fields that change `requested_by`.',
+  'If a schedule has `tags` and its key `requested_by` is revoked or expired, a change must set both the machines (`tags` or `machine_id`) and the command (`command` or `saved_command_id`). This is not needed if the change disables the schedule or leaves it disabled, and sets none of the fields that change `requested_by`.',
 ].join('\n\n');
 
 export const schedules = {

@@ -91,7 +91,7 @@ export const machineUpgrade = named('MachineUpgradeState', {
     .string()
     .nullable()
     .describe(
-      'Fingerprint of the signing key that the machine trusts. It accepts only packages that were signed with this key, or with a newer key that this key has signed. Null: it trusts no key',
+      'Fingerprint of the signing key that the machine trusts. The machine accepts only packages that were signed with this key, or with a newer key that this key has signed. Null: the machine trusts no key',
     ),
   hold_version: z
     .string()
@@ -165,8 +165,8 @@ const plan = {
 };
 
 /**
- * Some fields are null under this condition, because they would reveal how many machines the upgrade has that the key
- * may not use.
+ * The condition under which some fields are null. Their values would reveal the number of the upgrade's machines that
+ * the key may not use.
  */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
@@ -204,7 +204,10 @@ const upgradeMachine = named('UpgradeMachine', {
   status: z
     .enum(machineStatuses)
     .describe('Status; `upgraded`, `failed`, `skipped` and `cancelled` are final'),
-  reason: z.enum(reasons).nullable().describe('Why the machine was skipped, failed or was cancelled'),
+  reason: z
+    .enum(reasons)
+    .nullable()
+    .describe('Why the upgrade of the machine was skipped, failed or was cancelled'),
   message: z.string().nullable().describe('The reason in words, with the next step'),
   from_version: z.string().describe('Version before the upgrade; empty if unknown'),
   commands: z

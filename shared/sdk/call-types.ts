@@ -52,12 +52,12 @@ export interface ListResult<T> {
   has_more: boolean;
 }
 
-/** Result of a list call. Await it for one page, or iterate over it for all items. Either sends the request. */
+/** Result of a list call. Await it for one page, or iterate over it for all items. Only then is a request sent. */
 export type Listing<T, Meta = unknown> = Promise<ListResult<T> & Meta> & AsyncIterable<T>;
 
 /**
- * Result of a stream call. Iterate over it for the items, or await it for the start of the answer. Either sends the
- * request.
+ * Result of a stream call. Iterate over it for the items, or await it for the start of the answer. Only then is the
+ * request sent.
  */
 export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
 

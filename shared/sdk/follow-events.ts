@@ -53,7 +53,7 @@ export async function* follow(
     signal?.throwIfAborted();
     if (!resumes && failure !== undefined) throw noAnswer(options.url, failure);
     // The end of the response ends a stream that does not resume. A stream that resumes ends only after the event
-    // `last`, so its connection counts as lost.
+    // `last`. That event has not come here, so the connection counts as lost.
     if (!resumes) return;
     options.onConnection?.(false);
     if (monotonic() - openedAt > settledMs) pause.reset();

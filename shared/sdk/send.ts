@@ -53,7 +53,7 @@ export function textOf(response: Response, url: string, signal: AbortSignal | un
   return orNoAnswer(url, signal, () => response.text());
 }
 
-/** Converts errors of `work` to `no_answer`, except a FarhandError, and any error after the signal has fired. */
+/** Converts errors of `work` to `no_answer`. Keeps a FarhandError, and keeps any error after the signal has fired. */
 async function orNoAnswer<T>(
   url: string,
   signal: AbortSignal | undefined,
@@ -71,8 +71,8 @@ async function orNoAnswer<T>(
 function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
-  // `unavailable` means that the request had no effect, as far as the broker knows. A POST without an idempotency key
-  // is not repeated, because it could take effect twice.
+  // `unavailable` means that the request had no effect, as far as the broker knows. The broker cannot be certain, so a
+  // POST without an idempotency key is not repeated: it could take effect twice.
   if (error.code === 'unavailable') return route.method !== 'POST' || idempotent;
   // A conflict `under_way` means that the broker still executes the first attempt.
   if (error.code === 'conflict') return idempotent && error.details.under_way === true;

@@ -31,7 +31,7 @@ export interface Terminal {
   /** The size of the terminal when it was attached. */
   readonly cols: number;
   readonly rows: number;
-  /** Offset of the next byte that `output` yields, in the session's output. */
+  /** Offset of the next byte that `output` yields, counted from the start of the session's output. */
   readonly offset: number;
   /**
    * The output, for one reader, until the terminal ends. Reading a piece acknowledges the previous piece. The broker

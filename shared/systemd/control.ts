@@ -12,8 +12,8 @@ export interface State {
   enabled: boolean;
   since: string;
   /**
-   * Status text that the program sent to systemd. Commands of an agent that is not root can forge it, so do not rely on
-   * it.
+   * Status text that the program sent to systemd. Do not rely on it: if an agent is not root, the commands that it runs
+   * can forge this text.
    */
   status: string;
   /** Version of the running program, from the end of its status text. */
@@ -115,8 +115,8 @@ export async function lastLines(name: string, count: number): Promise<string[]> 
 }
 
 /**
- * Returns the last 10 lines that a service has logged since the time `since` (ms since 1970). If its first error since
- * then is an earlier line, this line comes first, followed by a line `…`.
+ * Returns the last 10 lines that a service has logged since the time `since` (ms since 1970). If the first error since
+ * then is not among these lines, the result begins with that error, followed by a line `…`.
  */
 export async function complaints(name: string, since: number): Promise<string[]> {
   const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;

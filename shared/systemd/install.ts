@@ -135,8 +135,8 @@ async function putFiles(
   const directory = lstatSync(dataOf(service), { throwIfNoEntry: false });
   if (!directory) undo.push(() => must('rm', ['-rf', '--', dataOf(service)]));
   undo.push(() => restore(service.name, before.active));
-  // An undo may remove the service's account, which owns the directory from here on. The undo therefore first restores
-  // the directory's old owner.
+  // From here on, the service's account owns the directory, and an undo step of accountOf() may remove this account.
+  // Before that, the undo step below restores the directory's old owner.
   if (directory) undo.push(() => takeOver(service.name, dataOf(service), directory));
   await takeOver(service.name, dataOf(service), account);
   const put: Put = async (file, content) => {

@@ -127,9 +127,8 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const { stdout } = await broker('install', '--tls');
     // The broker already has a key, so install does not print how to create a first one.
     expect(stdout).not.toContain('create a first API key');
-    const printed = /^Its API keys stay valid\..*: farhand (login https:.* --pin sha256\/\/.*)$/m.exec(
-      stdout,
-    );
+    const printed =
+      /^The broker’s API keys stay valid\..*: farhand (login https:.* --pin sha256\/\/.*)$/m.exec(stdout);
     const [, line = ''] = printed ?? [];
     const login = `echo ${key} | ${node} /opt/farhand/broker/cli/main.ts ${line} --key-stdin`;
     expect(await box.run('env', 'HOME=/tmp/home', 'sh', '-c', login)).toMatchObject({ code: 0 });
@@ -332,7 +331,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const left = ['/var/lib/farhand-agent', '(', '-type', 'l', '-o', '!', '-user', 'root', ')'];
     expect((await box.run('find', ...left)).stdout).toBe('');
     expect(rooted).toMatchObject({ code: 0 });
-    expect(rooted.stdout).toContain('every API key that may run commands is root');
+    expect(rooted.stdout).toContain('every API key that may run commands can run them as root');
     expect(await exec('id -un')).toMatchObject({ stdout: 'root\n' });
     expect(await property('farhand-agent', 'NotifyAccess')).toBe('main');
   });

@@ -66,7 +66,7 @@ describe('farhand exec on one machine', () => {
     ]);
     expect([late.code, late.err]).toEqual([
       1,
-      'farhand: expired: the machine was offline or busy for too long (queue_expired); --queue-for sets the time\n',
+      'farhand: expired: the machine was offline or busy for too long (queue_expired); --queue-for sets how long the command waits\n',
     ]);
     expect([batch.code, batch.err]).toEqual([
       1,

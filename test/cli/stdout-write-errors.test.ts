@@ -38,10 +38,10 @@ test.each([
   [
     'auth create-key',
     ['--scopes', 'machines:read'],
-    /^farhand: the key is valid but .* auth revoke-key \S+$/m,
+    /^farhand: the key is valid, but .* auth revoke-key \S+$/m,
   ],
-  ['auth create-key', ['-o', 'json'], /^farhand: the key is valid but .* auth revoke-key \S+$/m],
-  ['join-tokens create', [], /^farhand: the token is valid but .* revoke \S+$/m],
+  ['auth create-key', ['-o', 'json'], /^farhand: the key is valid, but .* auth revoke-key \S+$/m],
+  ['join-tokens create', [], /^farhand: the token is valid, but .* revoke \S+$/m],
 ])('%s %j names the secret that it could not print on a full disk', async (verb, args, pattern) => {
   const { farhand } = await startScene();
   const { code, err } = await farhand(verb, args, { stdout: opened('/dev/full') });

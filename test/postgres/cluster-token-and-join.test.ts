@@ -93,7 +93,7 @@ withPostgres('a broker', () => {
     expect(await query('SELECT * FROM broker_tokens', databaseOf(url))).toEqual([]);
     writeFileSync(join(folder, 'authority.json'), '{}');
     await expect(joinIn(folder, await token(first.dataDir))).rejects.toEqual(
-      refusal(78, `${folder} belongs to a broker already, because it has authority.json`),
+      refusal(78, `${folder} already belongs to a broker: it contains authority.json`),
     );
     expect(readFileSync(join(folder, 'authority.json'), 'utf8')).toBe('{}');
   });

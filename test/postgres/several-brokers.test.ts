@@ -100,7 +100,7 @@ withPostgres('two brokers', () => {
     await expect(startFarhand({ flags })).rejects.toThrow('farhand-broker cluster join');
     const other = await startFarhand({ flags: [] });
     await expect(startFarhand({ flags, dataDir: copyOf(other.dataDir) })).rejects.toThrow(
-      'authority.json is not that of the other brokers on this database',
+      'authority.json differs from that of the other brokers on this database',
     );
   });
 

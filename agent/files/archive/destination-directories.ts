@@ -27,9 +27,9 @@ export interface TreeDirectory {
   /** Path relative to the top; empty for the top itself. */
   path: Bytes;
   /**
-   * Path of the directory whose default ACL, and whose group if it is setgid, new files in this directory inherit. The
-   * top and a directory that existed before the extraction have their own path here. A created directory has the
-   * `inheritsFrom` of its parent.
+   * Path of the directory from which new files in this directory inherit. They inherit its default ACL and, if it is
+   * setgid, its group. The top and a directory that existed before the extraction have their own path here. A created
+   * directory has the `inheritsFrom` of its parent.
    */
   inheritsFrom: Bytes;
 }
@@ -123,15 +123,15 @@ export class Tree implements Disposable {
 
   /**
    * Gives a created top directory mode 0755 if the archive has had no entry for it so far. Called before every entry
-   * except the top's own. Until the first entry arrives, the top has mode 0700, because that entry is usually the top's
-   * own and sets the mode.
+   * except the top's own. The top has mode 0700 until the first entry arrives, because the first entry is usually the
+   * top's own and sets the mode.
    */
   async describeTop(): Promise<void> {
     const top = this.#remembered.get('');
     if (top?.made && !top.attributes) await this.describe('', { mode: defaultMode });
   }
 
-  /** Gives each created directory its mode and time, and makes the entries of all directories durable. */
+  /** Gives each created directory its mode and time, and makes the names in all directories durable. */
   async finish(): Promise<void> {
     await using flushes = new Flushes(mostFlushing);
     // Subdirectories come first, because the mode of a directory may forbid entering it.
@@ -143,7 +143,7 @@ export class Tree implements Disposable {
     await flushes.end();
   }
 
-  /** `mode`: mode of the directory if it is missing; undefined if it may not be created. */
+  /** Opens a directory. `mode`: if the directory is missing, create it with this mode; undefined: never create it. */
   async #enter(above: TreeDirectory, path: Bytes, mode: number | undefined): Promise<TreeDirectory> {
     const name = path.slice(path.lastIndexOf('/') + 1);
     const at = fs.child(above.pinned.at, name);
@@ -213,8 +213,8 @@ function notDirectory(path: Bytes, error: unknown): unknown {
 }
 
 /**
- * Sets the mode of a created directory. During the extraction the owner also has all permissions, so that the agent can
- * create files in the directory. At the end, seal() sets the exact mode.
+ * Sets the mode of a created directory, and adds all permissions for its owner. The agent needs them during the
+ * extraction, to create files in the directory. At the end, seal() sets the exact mode.
  */
 const setMode = (directory: fs.Pinned, mode: number): Promise<void> =>
   fs.chmodDirectory(directory, mode | 0o700);

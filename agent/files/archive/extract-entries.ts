@@ -21,7 +21,7 @@ import type { Tree, TreeDirectory } from './destination-directories.ts';
 const smallBytes = 256 * 1024;
 /** Maximum number of small files that are written at once. */
 const mostUnderway = 16;
-/** Maximum number of private directories at once. Each needs two open handles. */
+/** Maximum number of private directories (see `#temporary`) at once. Each needs two open handles. */
 const mostTemporary = 64;
 
 interface ExtractorOptions {

@@ -65,7 +65,7 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   yield endOfArchive;
 }
 
-/** Accepts that the walk leaves out a protected path (AppError). Throws every other error, such as EACCES. */
+/** Ignores an AppError: the path is protected, and the walk leaves it out. Throws every other error, such as EACCES. */
 function leaveOutForbidden(path: Bytes, error: unknown): void {
   if (!(error instanceof AppError)) throw fromErrno(error, toText(path));
 }

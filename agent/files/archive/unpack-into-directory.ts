@@ -73,7 +73,7 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
 async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntStats): Promise<void> {
   const { path, name } = entry;
   if (!present) return;
-  // "/" and paths that end in "." have no last name, so they cannot be replaced by a rename.
+  // A rename cannot replace "/" or a path whose last part is ".", because such a path does not end in a name.
   const nameless = name === '' || name === '.';
   if (!upload.open.overwrite || !present.isDirectory() || nameless)
     throw fault(

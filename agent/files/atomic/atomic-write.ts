@@ -108,7 +108,7 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
     throw fault(
       'permission_denied',
       path,
-      'cannot keep its owner and group: the agent has no permission to set them; usually this needs an agent that runs as root',
+      'cannot keep its owner and group: the agent has no permission to set them; usually only an agent that runs as root may set them',
     );
   }
 }

@@ -25,7 +25,7 @@ export interface Survey {
   ownProcess: boolean;
 }
 
-/** True if a name is protected. `parent`: device and inode of its directory. `stats`: of its file, if one exists. */
+/** True if a name is protected. `parent`: device and inode of its directory. `stats`: stats of the file, if any. */
 export type IsProtected = (parent: string, name: Bytes, stats: BigIntStats | undefined) => boolean;
 
 /** Device and inode of a path, with symlinks followed. */
@@ -131,7 +131,7 @@ export class Boundary {
   }
 
   /**
-   * Throws if the file is protected. This is the only check of a symlink that is followed: the symlink itself may lie
+   * Throws if the file is protected. A symlink that is followed gets no other check, because the symlink itself may lie
    * outside the roots.
    */
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {

@@ -43,7 +43,7 @@ export async function openTargetFile(
  * access to the memory of a process.
  */
 export async function openFileContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
-  // The file is gone, or a symlink, socket or device has its name now.
+  // These errors mean that the file is gone, or that a symlink, socket or device has its name now.
   const other = ignoring('ENOENT', 'ELOOP', 'ENXIO', 'ENODEV');
   const file = await fs.pin(step.at, fs.readOnly | fs.O_NOFOLLOW).catch(other);
   if (!file) return undefined;

@@ -44,7 +44,7 @@ export function assertFolder({ path, folder }: Target, stats: { isDirectory(): b
 export function assertFile({ path, folder }: Target): void {
   if (!folder) return;
   const reason =
-    'the requested path must be that of a file, but is empty or "~", or ends in "/", "." or ".."';
+    'the requested path must be the path of a file, but it is empty or "~", or ends in "/", "." or ".."';
   throw fault('is_a_directory', path, reason);
 }
 

@@ -1,4 +1,5 @@
-// Resolves the path of a request to an open file inside the roots; no other code may do that.
+// Resolves the path in a request to an open file inside the roots, or to a free name in an open directory there. No
+// other code may resolve such paths.
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Location } from './boundary.ts';
@@ -223,8 +224,8 @@ export class Confinement {
   }
 
   /**
-   * Follows a symlink. The kernel resolves the directories in its target. Shortening the text "a/.." here would be
-   * wrong if `a` is a symlink.
+   * Follows a symlink. The kernel resolves the directories in its target, because this method must not remove "a/.."
+   * from the text: `a` may be a symlink.
    */
   async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<PathEntry> {
     trail.hops += 1;

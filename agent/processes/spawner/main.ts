@@ -122,7 +122,8 @@ function moveInto(directory: string): void {
 
 /**
  * Returns the start time of a child in clock ticks since boot; empty if unreadable. The pid still belongs to the child,
- * even if the child has ended: the spawner has not read its exit, so the kernel does not reuse the pid.
+ * even if the child has ended: the kernel does not reuse the pid, because the spawner has not read the child's exit
+ * status yet.
  */
 const startTime = (pid: number): string => statNow(pid)?.start ?? '';
 

@@ -68,7 +68,7 @@ export class Pty implements Stdio {
     this.#master = master;
     this.#output = output;
     const open = (onread: object): ReadStream => {
-      // The stream passes all options on to net.Socket, as its documentation says. Its types do not declare them.
+      // ReadStream passes all options on to net.Socket, as Node's documentation says.
       this.#stream = new ReadStream(master, { onread } as object);
       return this.#stream;
     };
@@ -110,8 +110,8 @@ export class Pty implements Stdio {
   }
 
   /**
-   * Writes by writeSync(), which fails with EAGAIN while the terminal is full. A write of the stream would block the
-   * whole agent until the program reads.
+   * Uses writeSync(), which fails with EAGAIN while the terminal is full. The stream's own write() would instead block
+   * the whole agent until the program reads.
    */
   async #write(data: Uint8Array): Promise<void> {
     let wait = 1;

@@ -56,7 +56,7 @@ export class Scrollback {
     return this.pace.hold(() => this.#end);
   }
 
-  /** Ends the waiting for readers: from now on append() resolves immediately. */
+  /** Stops the pauses that slow clients cause: from now on append() resolves immediately. */
   release(): void {
     this.pace.release();
   }

@@ -78,8 +78,9 @@ class Upgrade {
   }
 
   /**
-   * Takes a request, prepares the new version and writes the state file. While that file exists, systemd starts the
-   * unit again, which then runs finish(). If the package is refused, no state file is written.
+   * Takes a request, prepares the new version and writes the state file. As long as that file exists, systemd starts
+   * the unit again after each run. The next run then calls finish(). If the package is refused, no state file is
+   * written.
    */
   async begin(): Promise<void> {
     const { upgrade_dir: directory } = this.#settings;

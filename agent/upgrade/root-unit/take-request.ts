@@ -53,8 +53,9 @@ export async function dropRequest(directory: string): Promise<void> {
 }
 
 /**
- * Copies the package to root's directory. Throws StartError if the owner forbids the upgrade. Also throws if the
- * package does not match the machine, its trusted key or the signature.
+ * Copies the package to root's directory. Throws StartError if the owner forbids the upgrade or the package does
+ * not fit the machine. Also throws if the machine does not trust the key that signed the package, or if the signature
+ * does not match the package.
  */
 export async function verifiedCopy(
   directory: string,
@@ -86,6 +87,6 @@ export async function verifiedCopy(
   await target.sync();
   if (copied !== size || hash.digest('hex') !== sha256)
     throw new StartError(
-      'the package differs from its signature in size or SHA-256; build or upload it again',
+      'the package does not have the size and SHA-256 that were signed; build or upload it again',
     );
 }

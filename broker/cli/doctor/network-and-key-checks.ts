@@ -98,7 +98,7 @@ async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
     if (!(error instanceof StartError || error instanceof FarhandError)) throw error;
     const code = error instanceof FarhandError ? error.code : '';
     const what = `${clean(error.message)}${code && ` (${clean(code)})`}`;
-    // If the broker is unavailable, its answer says nothing about the key.
+    // The code `unavailable` reports a problem of the broker, not of the key.
     if (code === 'unavailable')
       return [fail('broker', what, 'run farhand-broker doctor on the broker’s machine, and read its log')];
     return [fail('key', what, 'store another key with farhand login')];
@@ -119,7 +119,7 @@ function key({ name, scopes, expires_at }: Awaited<ReturnType<Farhand['keys']['m
 function sameVersion(there: string): Finding {
   if (there === version) return ok('version', version);
   const what = `this program has version ${version}, but the broker has version ${clean(there)}`;
-  return warn('version', what, 'install the broker’s version of farhand');
+  return warn('version', what, 'install farhand in the same version as the broker');
 }
 
 async function agentPort(address: string, url: string): Promise<Finding> {
@@ -168,7 +168,7 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
       'agents',
       `these agents are older than the broker (${there})`,
       old,
-      'install the broker’s version on these machines',
+      'on these machines, install the agent in the same version as the broker',
     ),
     ...warnOf(
       'upgrades',

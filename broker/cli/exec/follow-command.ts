@@ -87,7 +87,7 @@ export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_cod
 const reasons = new Map([
   [
     'queue_expired',
-    'the machine was offline or busy for too long (queue_expired); --queue-for sets the time',
+    'the machine was offline or busy for too long (queue_expired); --queue-for sets how long the command waits',
   ],
   ['machine_offline', 'the machine is offline (machine_offline); --queue-for waits for it'],
   ['max_failures', 'there were more failures than --max-failures allows (max_failures)'],

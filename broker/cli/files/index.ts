@@ -73,7 +73,7 @@ const decoded = (text: string, { name_encoding }: Entry): string =>
 const entryPath = ({ path, name_encoding }: Entry): string =>
   pathText({ path, path_encoding: name_encoding });
 
-/** Cells that decode base64 texts of an entry, except a path that is not UTF-8. */
+/** Cells that decode the base64 texts of an entry. A path that is not UTF-8 is still printed as base64:… */
 const entryView = {
   cells: {
     name: (entry: Entry) => decoded(entry.name, entry),

@@ -35,7 +35,8 @@ function pathOf(name: Bytes): Path {
 
 /** Returns a path in the form that resolve() parses. */
 export function pathText(given: Path): string {
-  // The broker encodes all paths of an entry if one of them is not UTF-8, so a path in base64 may be UTF-8.
+  // If the name, path or link target of an entry is not UTF-8, the broker encodes all three in base64. A path in base64
+  // may therefore be UTF-8.
   const { path, path_encoding } = pathOf(bytesOf(given));
   return path_encoding ? base64 + path : path;
 }

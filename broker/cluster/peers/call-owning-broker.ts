@@ -43,7 +43,7 @@ export function createOtherBrokers(owners: Owners, { http, grpc }: Clients): Oth
   };
 }
 
-/** Calls an rpc that writes files. Throws the other broker's refusal, and unavailable if it does not answer. */
+/** Calls an rpc that writes files. Throws the other broker's error, or unavailable if that broker does not answer. */
 async function write(
   grpc: PeerCalls,
   rpc: keyof FileWriter,
@@ -73,8 +73,8 @@ async function write(
     }
     call.end();
   } catch (error) {
-    // If the other broker has ended the call, `error` only results from that end. The call's status has the reason for
-    // the end, and errorOf() below reports it.
+    // If the other broker has ended the call (`over`), `error` is only a consequence and is ignored. The call's status
+    // has the reason for the end, and errorOf() below reports it.
     if (!over.signal.aborted) {
       cancel();
       throw error;

@@ -315,8 +315,8 @@ function sendBody(
   if (body) outgoing.end(body);
   else if (coding === undefined && (length === undefined || length === '0')) outgoing.end();
   else if (expect?.toLowerCase() === '100-continue') {
-    // The client sends no body before the status "100 Continue". It gets this status once the other broker asks for the
-    // body.
+    // The client sends no body before it gets the status "100 Continue". This broker sends that status once the
+    // other broker asks for the body.
     outgoing.once('continue', () => {
       response.writeContinue();
       request.pipe(outgoing);

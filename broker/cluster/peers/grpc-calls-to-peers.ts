@@ -33,7 +33,7 @@ const options = {
   'grpc.keepalive_timeout_ms': leaseMs,
 };
 
-/** Header with the id of the machine on which another broker is asked to write files. */
+/** Header of a call that asks another broker to write files. It contains the id of the machine that gets the files. */
 export const machineHeader = 'farhand-machine';
 
 /** Headers of the client's call that are passed on, because the owner of the machine reads them. */

@@ -61,8 +61,8 @@ export class Peers {
   }
 
   /**
-   * Returns Peers that refuse requests about machines of other brokers. The peer port uses them, so that a forwarded
-   * request is never forwarded again.
+   * Returns an object of this class that refuses requests about machines of other brokers. The peer port uses this
+   * object, so that a forwarded request is never forwarded again.
    */
   get atPeerPort(): Peers {
     return new Peers(this.#services);

@@ -39,8 +39,8 @@ export function draftOf(rule: Rule | undefined): Draft {
 /** Creates the rule, or changes the given one. Rejects with the broker's reason. */
 export async function saveRule(draft: Draft, rule: Rule | undefined): Promise<void> {
   const { name, kind, above, recover, mount, lasting, before, repeat, limits, channels } = draft;
-  // `recover` is sent only if the user changed it. Otherwise the broker computes the default from `above`, unless the
-  // rule has a value of the user's own that is not higher than `above`.
+  // `recover` is sent only if the user changed it. Otherwise the broker computes the default from `above`. Exception:
+  // it keeps the rule's present value if this is neither the default for the old `above` nor higher than the new one.
   const isNew = recover !== String(rule?.recover ?? '');
   const input = {
     name,

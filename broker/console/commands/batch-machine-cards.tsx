@@ -43,8 +43,8 @@ async function follow(
         changed();
       }
     } catch (error) {
-      // The broker refuses the stream: the batch was removed, is too large to follow, or may no longer be read. A card
-      // that got no output from the stream displays the end of the stored output instead.
+      // The broker refuses the stream: the batch was removed or is too large to follow, or the login or its key may no
+      // longer read the batch. A card without output from the stream displays the end of the stored output instead.
       if (error instanceof FarhandError && error.status >= 400 && error.status < 500) return;
     }
     await new Promise<void>((resolve) => after(retryMs, resolve));

@@ -110,7 +110,7 @@ export async function createEditor({ element, name, text, readOnly, onChange, on
     });
   const view = new EditorView({ parent: element, state: stateOf(text) });
   return {
-    /** Returns the text with the line ends of the file. */
+    /** Returns the text. Its lines end with CRLF or LF, as in the file. */
     text: () => view.state.sliceDoc(),
     replace: (replacement: string) => view.setState(stateOf(replacement)),
     focus: () => view.focus(),

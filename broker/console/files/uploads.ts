@@ -28,8 +28,8 @@ let all: Upload[] = [];
 /** A copy of `all` for the pages to display. It is replaced soon after each change. */
 export const uploads = signal<readonly Upload[]>([]);
 /**
- * A counter that changes when no more uploads are running. An open folder then loads its list again at once. Until
- * then, it loads its list only when the broker reports file events.
+ * A counter that grows when the last running upload has ended. An open folder then loads its list again at once. While
+ * uploads run, the folder loads its list only when the broker reports file events.
  */
 export const arrivals = signal(0);
 

@@ -41,7 +41,7 @@ export class Fleet {
   #requests = 0;
   /**
    * Ids of machines that sent an update but were not in this list. The first update of such a machine reloads the list.
-   * Its further updates do not, because it may not match the query.
+   * Its further updates do not, because the query may exclude this machine.
    */
   readonly #foreign = new Set<string>();
   #view = { first: 0, last: pageSize - 1 };
@@ -78,8 +78,8 @@ export class Fleet {
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;
     this.#view = { first, last };
-    // The next page is loaded before its rows come into view. If all rows in view were filled in one frame, the browser
-    // would draw that frame late.
+    // The next page is loaded before its rows come into view. Otherwise the broker's answer would fill all rows in view
+    // in one frame, and the browser would draw this frame late.
     const next = this.#pagesOf(Math.max(0, first + ahead), Math.min(last + ahead, (this.#total ?? 0) - 1));
     for (const page of [...this.#pagesInView(), ...next]) if (!this.#asked.has(page)) void this.#read(page);
   }

@@ -1,4 +1,5 @@
-// The page of the brokers that share a database: their leases, and the number of machines that each owns.
+// The page of the brokers that share a database: whether their leases are valid, how many machines each owns, and how
+// many of these are linked. A broker stays the owner of a machine that loses its link, until another broker takes over.
 import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import * as icons from '../parts/icons.ts';

@@ -98,7 +98,7 @@ function Shortcuts() {
     ['?', 'this list'],
     ...menu.value.map(({ key, text }) => [`g ${key}`, text] as const),
     ['Ctrl Enter', 'send a form'],
-    ['Ctrl Shift K', 'the same as Ctrl K, also in a terminal'],
+    ['Ctrl Shift K', 'the same as Ctrl K, but works in a terminal too'],
     ['Ctrl Shift F', 'search in a terminal'],
     ['Ctrl Shift C', 'copy from a terminal'],
     ['Ctrl S', 'save a file'],

@@ -11,7 +11,7 @@ const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [
 
 const toneOf = (type: string): string => tones.find(([pattern]) => pattern.test(type))?.[1] ?? 'idle';
 
-/** Fields that name the object of an event. The first of them that an event has is displayed. */
+/** Fields that name the object of an event. If an event has several of them, the first in this list is displayed. */
 const subjects = ['command', 'message', 'path', 'name', 'hostname', 'session_id'] as const;
 
 function textOf({ type, data }: Happened): string {

@@ -1,5 +1,5 @@
-// Forms in dialogs, and the content of forms while it is edited. The first page does not load this module, because it
-// has no dialog with a form.
+// Forms in dialogs, and the content of forms while it is edited. This module is not loaded with the first page, because
+// that page has no dialog with a form.
 import { useState } from 'preact/hooks';
 import { Form, type FormProps } from './form.tsx';
 import { Dialog } from './small-components.tsx';

@@ -46,7 +46,7 @@ export function State({ of, text = of }: { of: string; text?: string }) {
 
 interface OnOffProps {
   enabled: boolean;
-  /** Why the broker has turned the object off; null if a user did. */
+  /** Why the broker has turned the object off; null if a user has turned it off. */
   disabled_reason?: string | null;
 }
 

@@ -100,8 +100,8 @@ function withoutRepeats<T extends { id: string }>(items: readonly T[]): T[] {
 
 /**
  * Call this after the first page of a list was loaded again. `before` is the old first page, `now` the new one. Returns
- * a function that updates the items of the further pages: it puts in front of them the items that new items have pushed
- * out of the first page.
+ * a function that updates the items of the further pages. If new items have pushed old items out of the first page, the
+ * function puts these old items in front of the further items.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));

@@ -30,8 +30,8 @@ interface Attachment {
 const retryMs = 1_500;
 
 /**
- * Keeps the emulator attached until the session ends, the client is detached, its login or key may no longer use the
- * session, or the signal fires.
+ * Keeps the emulator attached until the session ends, the client is detached, the client's login or key may no longer
+ * use the session, or the AbortSignal `signal` is aborted.
  */
 export async function keepAttached(attachment: Attachment): Promise<void> {
   const { session, mode, emulator, signal, onPhase } = attachment;

@@ -1,4 +1,4 @@
-// The dialog that sends missed events to a webhook again, from a chosen time on.
+// The dialog that sends a webhook the events that it has missed since a chosen time.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { SelectField } from '../parts/form.tsx';

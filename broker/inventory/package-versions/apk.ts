@@ -3,9 +3,9 @@
 import { compareNumbers, compareTexts } from './version-parts.ts';
 
 /**
- * Kinds of the parts of a version. If two versions first differ in the kind of a part, the version with the kind
- * earlier in this list is newer: 1.2.1 is newer than 1.2a. Exception: a version with a pre-release suffix there is
- * older than any other: 1.2_rc1 is older than 1.2.
+ * Kinds of the parts of a version. If the first parts that differ have different kinds, the version whose part has the
+ * kind earlier in this list is newer: 1.2.1 is newer than 1.2a. Exception: if one of these two parts is a pre-release
+ * suffix, its version is older: 1.2_rc1 is older than 1.2.
  */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 
