@@ -119,7 +119,7 @@ function key({ name, scopes, expires_at }: Awaited<ReturnType<Farhand['keys']['m
 function sameVersion(there: string): Finding {
   if (there === version) return ok('version', version);
   const what = `this program has version ${version}, but the broker has version ${clean(there)}`;
-  return warn('version', what, 'install farhand in the same version as the broker');
+  return warn('version', what, 'install the CLI in the same version as the broker');
 }
 
 async function agentPort(address: string, url: string): Promise<Finding> {
