@@ -20,8 +20,8 @@ export type FirstSignal = 'SIGTERM' | 'SIGHUP';
 
 export interface TreeOptions {
   /**
-   * Values of FARHAND_COMMAND_ID in the environment of the processes. They are ids of commands and terminals, or the
-   * values of marksOf() for spawners.
+   * Values of FARHAND_COMMAND_ID in the environment of the processes. For processes of commands and terminals, they are
+   * ids of these. For spawners, they are what marksOf() returns.
    */
   marks: readonly string[];
   /** Paths of the output pipes or terminals, as /proc/PID/fd lists them. */

@@ -69,7 +69,7 @@ export function assertParameters({ argv, parameters }: SavedCommand): void {
     // An optional parameter must be a whole argument. Otherwise an argument such as /srv/{{x}} would become /srv/ when
     // the parameter has no value.
     if (optional && argument !== `{{${optional.name}}}`) {
-      const message = `has the optional parameter ${optional.name} beside other text: give the parameter a default, make it required, or use it as an argument of its own`;
+      const message = `contains the optional parameter ${optional.name} and other text: give the parameter a default, make it required, or use it as an argument of its own`;
       throw fieldError('body', `argv.${at}`, message);
     }
   }
@@ -179,8 +179,8 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch (error) {
     // A timeout can fire a moment before the clock reaches the limit, so the time left is set to 0 here. A timeout is
-    // recognized by its code, because the context has its own class Error. Any other error, such as a stack overflow,
-    // counts as no match.
+    // recognized by its code. `instanceof` would not work, because a vm context has its own class Error. After any
+    // other error, such as a stack overflow, the text does not match the pattern.
     if (Reflect.get(Object(error), 'code') === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;

@@ -90,7 +90,7 @@ export function createAuditRecorder(
         },
       };
     },
-    /** Records how many refusals of the present minute were left out. Called when the broker stops. */
+    /** Records how many refusals of the present minute have no row of their own. Called when the broker stops. */
     close(): void {
       refusals.close();
       unrecorded.close();

@@ -99,8 +99,8 @@ export class ScheduleRecords {
   /** Stores a run. If the run has a command, the same transaction also creates the command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, machine_id, scheduled_for: at } = run;
-    // Replaces a row that says that this due time was missed or skipped. Such a row exists if the clock was set back
-    // afterwards, so that the due time came again.
+    // Replaces a row which says that this due time was missed or skipped. After that row was stored, the clock may have
+    // been set back, so that the due time came again.
     const key = 'schedule_id, scheduled_for, machine_id';
     transaction.put('schedule_runs', key, { decided_at: now(), ...run });
     // putMark() makes the write fail if another broker owns the machine. It is not called for runs without a due time:

@@ -20,7 +20,7 @@ export class FileStore implements StateStore {
   readonly #file: StateFile;
   readonly #low: Low<Documents>;
   #apply: Apply | undefined;
-  /** Number of entries, from the start of the outbox, that the history has. The next write drops these entries. */
+  /** Number of entries at the start of the outbox that the history already contains. The next write drops them. */
   #applied = 0;
 
   private constructor(file: StateFile, data: Documents) {

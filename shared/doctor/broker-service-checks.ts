@@ -14,7 +14,7 @@ export const brokerUnit = (): Promise<Finding[]> =>
 export function startAdvice(unit: readonly Finding[]): string {
   return unit.some(({ state }) => state === 'fail')
     ? `fix the problem that the check “service” reports, then run systemctl start ${name}`
-    : `run systemctl start ${name}, or ${name} --data-dir DIR`;
+    : `start the service with “systemctl start ${name}”, or run “${name} --data-dir DIR”`;
 }
 
 /** Warns if a broker's directory has no state.json: the broker's state may be in a database that was not checked. */

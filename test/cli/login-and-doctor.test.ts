@@ -294,7 +294,7 @@ describe('farhand doctor', () => {
   });
 
   test('names first what a failed service of the broker says, and then the command that starts it', () => {
-    expect(startAdvice([])).toMatch(/^run systemctl start farhand-broker, or/);
+    expect(startAdvice([])).toMatch(/^start the service with “systemctl start farhand-broker”, or/);
     expect(startAdvice([fail('service', 'farhand-broker is failed', 'see journalctl')])).toMatch(
       /^fix the problem that the check “service” reports, then run systemctl start farhand-broker$/,
     );
