@@ -30,6 +30,8 @@ export interface TreeOptions {
   leaders?: readonly Leader[];
   /** Directories of the commands' cgroups. */
   cgroups?: readonly string[];
+  /** Pids of spawners. A spawner is in a command's cgroup while it starts the command, but must not be killed with it. */
+  spawners?: readonly number[];
 }
 
 /**
@@ -40,15 +42,17 @@ export class Tree {
   readonly marks: ReadonlySet<string>;
   readonly #links: ReadonlySet<string>;
   readonly #cgroups: readonly string[];
+  readonly #spawners: readonly number[];
   readonly #known = new Map<number, string>();
   readonly #sessions = new Map<number, string>();
 
-  constructor({ marks, links = [], leaders = [], cgroups = [] }: TreeOptions) {
+  constructor({ marks, links = [], leaders = [], cgroups = [], spawners = [] }: TreeOptions) {
     this.marks = new Set(marks.filter((mark) => mark !== ''));
     // Empty links are left out. lookAt() returns empty links for a process whose open files the agent may not read, so
     // an empty link here would match all these processes.
     this.#links = new Set(links.filter((link) => link !== ''));
     this.#cgroups = cgroups;
+    this.#spawners = spawners;
     for (const leader of leaders) this.#learn({ ...leader, session: leader.pid });
   }
 
@@ -62,6 +66,7 @@ export class Tree {
   async members(): Promise<Process[]> {
     const all = await listProcesses();
     const grouped = new Set((await Promise.all(this.#cgroups.map(threadsIn))).flat());
+    for (const pid of this.#spawners) grouped.delete(pid);
     const byPid = new Map(all.map((one) => [one.pid, one]));
     for (const [session, start] of this.#sessions) {
       const leader = byPid.get(session);

@@ -107,10 +107,15 @@ export const endings = {
 } satisfies Record<string, Ending>;
 type KillCause = Exclude<keyof typeof endings, 'exited'>;
 
-function treeOf(id: string, { links }: Stdio, { cgroups }: Parts, leaders: readonly Leader[] = []): Tree {
+function treeOf(
+  id: string,
+  { links }: Stdio,
+  { cgroups, spawners }: Parts,
+  leaders: readonly Leader[] = [],
+): Tree {
   const cgroup = cgroups?.nameOf(id);
   const paths = cgroups && cgroup ? [cgroups.pathOf(cgroup)] : [];
-  return new Tree({ marks: [id], links, leaders, cgroups: paths });
+  return new Tree({ marks: [id], links, leaders, cgroups: paths, spawners: spawners.pids });
 }
 
 /** Starts the process. Rejects with NotStarted if it certainly did not run, and with SpawnerDied if it may have run. */

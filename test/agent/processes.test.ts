@@ -1227,6 +1227,25 @@ testInCgroups(
 );
 
 testInCgroups(
+  'the kill of a command that its spawner has just started ends neither the spawner nor another command',
+  async () => {
+    const [other, id] = [newId('command'), newId('command')];
+    await hear(start('echo ready; exec sleep 600', other), sees('ready'));
+    await hear(start('echo $$ > pid; echo ready; exec sleep 600', id), sees('ready'));
+    // While a spawner starts a command, one of its threads is in the cgroup of the command.
+    const [spawner = 0] = processes.pids();
+    await writeFile(join(await cgroupOf(await pidIn('pid')), 'cgroup.threads'), String(spawner));
+    await processes.killProcess({ id, grace_ms: 100 }, call());
+    expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+    expect(await alive(spawner)).toBe(true);
+    await processes.killProcess({ id: other, grace_ms: 100 }, call());
+    expect((await hear(follow(other))).exits).toMatchObject([
+      { outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGTERM' },
+    ]);
+  },
+);
+
+testInCgroups(
   'a process that has removed every trace is also killed after a crash of the agent',
   async () => {
     await processes.stop();
