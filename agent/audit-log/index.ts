@@ -141,13 +141,14 @@ const loggable: ReadonlySet<string> = new Set([
 ]);
 const mostItems = 64;
 
-function loggedAs(value: unknown): unknown {
+function loggedAs(value: unknown, field: string): unknown {
   if (Buffer.isBuffer(value)) return value.toString();
-  // The only logged number is the mode of a file, written in octal digits.
-  if (typeof value === 'number') return value.toString(8).padStart(4, '0');
+  // The mode of a file is written in octal digits.
+  if (field === 'mode' && typeof value === 'number') return value.toString(8).padStart(4, '0');
   if (!Array.isArray(value)) return value || undefined;
   if (value.length === 0) return undefined;
-  return [...value.slice(0, mostItems).map(loggedAs), ...(value.length > mostItems ? ['…'] : [])];
+  const items = value.slice(0, mostItems).map((item) => loggedAs(item, field));
+  return [...items, ...(value.length > mostItems ? ['…'] : [])];
 }
 
 /** The logged fields of a decoded request. JSON leaves out fields that are undefined. */
@@ -159,7 +160,7 @@ function fieldsOf(request: unknown): Fields {
   const named = { ...all, command: all.command ?? program };
   const logged = Object.entries(named).filter(([field]) => loggable.has(field));
   return {
-    ...Object.fromEntries(logged.map(([field, value]) => [field, loggedAs(value)])),
+    ...Object.fromEntries(logged.map(([field, value]) => [field, loggedAs(value, field)])),
     in_contents: content ? true : undefined,
   };
 }

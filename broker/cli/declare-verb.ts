@@ -54,7 +54,7 @@ export type Options<F> = Common & { [W in keyof F & string as NameIn<W>]?: Value
 type Argument<W> = W extends `<${string}...>` | `[${string}...]`
   ? [string[]]
   : W extends `<${infer V}>`
-    ? [Value<V>]
+    ? [V extends `${string}|${string}` ? Choice<V> : string]
     : W extends `[${string}]`
       ? [string | undefined]
       : [];

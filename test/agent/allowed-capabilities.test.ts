@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { allCapabilities, type Capability, requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
 import { type Method, methods } from '../../shared/agent-rpcs.ts';
+import { allRoutes } from '../../shared/api/route-table.ts';
 import { type ScriptedBroker, scriptedBroker } from '../scripted-broker.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
@@ -113,9 +114,20 @@ describe('over REST', () => {
     ['files:write', 'DELETE', '?path=/tmp/never'],
     ['files:write', 'PATCH', '', { path: '/tmp/never', mode: '0600' }],
     ['files:write', 'POST', '/mkdir', { path: '/tmp/never' }],
+    ['files:write', 'POST', '/touch', { path: '/tmp/never' }],
+    ['files:write', 'POST', '/extract?path=/tmp/never', {}],
     ['files:write', 'POST', '/move', { source: '/tmp/never', destination: '/tmp/ever' }],
     ['files:write', 'POST', '/copy', { source: '/tmp/never', destination: '/tmp/ever' }],
   ];
+
+  test('the list above has every route of files except the form', () => {
+    const listed = without.map(([, method, path]) => `${method} ${path.replace(/\?.*/, '')}`);
+    const prefix = '/machines/{machine_id}/files';
+    const routes = allRoutes().filter(({ route }) => route.path.startsWith(prefix));
+    const names = routes.map(({ route }) => `${route.method} ${route.path.slice(prefix.length)}`);
+    // A form is not sent here. It uses the same rpc as PUT /raw.
+    expect(names.filter((name) => !listed.includes(name))).toEqual(['POST /upload']);
+  });
 
   test('each route answers 403 and names the capability that is missing', async () => {
     const system = await startFarhand();

@@ -199,6 +199,7 @@ const reading: Operation[] = [
       system.call('PUT', `/machines/${machineId}/files/raw?${at(path)}`, { body: 'broken' }),
   ],
   ['mode', send('PATCH', '', (path) => ({ path, mode: '0666' }))],
+  ['touch', send('POST', '/touch', (path) => ({ path }))],
   ['copy', send('POST', '/copy', stolen)],
   [
     'copy to another machine',
@@ -304,6 +305,27 @@ describe('every file operation that the wire has', () => {
     expect(readdirSync(base).sort()).toEqual(['data', 'harmless', 'secret']);
     expect(readdirSync(secret).sort()).toEqual(['key', 'sub']);
     expect(readFileSync(join(secret, 'key'), 'utf8')).toBe('secret/key');
+  });
+
+  test('that writes is refused for the agent’s program', async () => {
+    const base = temporaryFolder('program');
+    const program = join(base, 'program');
+    mkdirSync(program);
+    for (const file of ['program/main', 'harmless']) writeFileSync(join(base, file), file);
+    const files = await filesOfAgent(base, { fixed: [program] });
+    const writing = operations.filter(({ name }) => !requiredCapabilities[name].includes('files:read'));
+    expect(writing.length).toBeGreaterThanOrEqual(8);
+    for (const shape of writing) {
+      for (const path of [program, join(program, 'main'), join(program, 'new')]) {
+        // A copy of the program is allowed.
+        const request = requestOf(shape, shape.name === 'CopyFile' ? join(base, 'harmless') : path, path);
+        expect([shape.name, path, await outcomeOf(files, shape, request)]).toEqual([
+          ...[shape.name, path, refused('permission_denied')],
+        ]);
+      }
+    }
+    expect(readdirSync(program)).toEqual(['main']);
+    expect(readFileSync(join(program, 'main'), 'utf8')).toBe('program/main');
   });
 });
 

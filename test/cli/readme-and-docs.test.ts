@@ -311,13 +311,7 @@ test('every link between pages leads to a file and a heading', () => {
 });
 
 /** Files that exist only in examples of CONTRIBUTING.md. */
-const invented = new Set([
-  'agent/files/touch.ts',
-  'agent/users.ts',
-  'broker/users/',
-  'shared/api/users.ts',
-  'test/users.test.ts',
-]);
+const invented = new Set(['agent/users.ts', 'broker/users/', 'shared/api/users.ts', 'test/users.test.ts']);
 
 test('every file and folder of the repository that a page names exists', () => {
   const missing = pages

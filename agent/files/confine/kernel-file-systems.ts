@@ -17,7 +17,7 @@ const madeUp: ReadonlySet<number> = new Set([
   0x63677270, 0x62656570, 0xf97cff8c,
 ]);
 
-/** True if an open directory (/proc/self/fd/N) lies on an ordinary file system, on a disk or in memory. */
+/** True if an open file or directory (/proc/self/fd/N) lies on an ordinary file system, on a disk or in memory. */
 export async function holdsFiles(at: Confined): Promise<boolean> {
   // If statfs fails, the result is true. The caller then reads the directory, and that read fails with the reason.
   const found = await statfs(bytes(at)).catch(() => undefined);
