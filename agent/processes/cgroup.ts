@@ -1,6 +1,6 @@
 // Puts each command and terminal into a cgroup (version 2) of its own, so that a kill finds all its processes.
 import { randomBytes } from 'node:crypto';
-import { mkdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
@@ -35,6 +35,8 @@ export class Cgroups {
   /** Names of cgroups by the id of the command or terminal. */
   readonly #names = new Map<string, string>();
   readonly #free: string[] = [];
+  /** Names of cgroups whose command is over, but which still contained a process of it. */
+  readonly #occupied: string[] = [];
   #made = 0;
 
   /** Called only by createCgroups(), which has created the directory. */
@@ -60,14 +62,24 @@ export class Cgroups {
     return join(this.directory, name);
   }
 
-  /** Called when the command or terminal is over. A cgroup that still contains a process is not reused. */
+  /**
+   * Called when the command or terminal is over. A cgroup that still contains a process is released later. To find it
+   * then, each call also looks at the two that have waited longest.
+   */
   giveBack(id: string): void {
     const name = this.#names.get(id);
     if (name === undefined) return;
     this.#names.delete(id);
+    for (const one of [name, ...this.#occupied.splice(0, 2)])
+      if (!this.#release(one)) this.#occupied.push(one);
+  }
+
+  /** Keeps an empty cgroup for a later command, or removes it. Returns false if the cgroup contains a process. */
+  #release(name: string): boolean {
     // Empty cgroups are reused: creating and removing a cgroup takes a fifth of the time of a short command.
-    if (this.#free.length < mostFree && this.#isEmpty(name)) this.#free.push(name);
-    else this.#remove(name);
+    if (this.#free.length >= mostFree || !this.#isEmpty(name)) return this.#remove(name);
+    this.#free.push(name);
+    return true;
   }
 
   #create(): string {
@@ -90,13 +102,14 @@ export class Cgroups {
     }
   }
 
-  /** Removes a cgroup. Does nothing while it has live processes. */
-  #remove(name: string): void {
-    succeeds(() => rmdirSync(this.pathOf(name)));
+  /** Removes a cgroup. Returns false if it still exists, because it contains live processes. */
+  #remove(name: string): boolean {
+    return succeeds(() => rmdirSync(this.pathOf(name))) || !existsSync(this.pathOf(name));
   }
 
   async removeEmpty(): Promise<void> {
     this.#free.length = 0;
+    this.#occupied.length = 0;
     const entries = await readdir(this.directory, { withFileTypes: true }).catch(() => []);
     for (const entry of entries) if (entry.isDirectory()) this.#remove(entry.name);
   }
