@@ -7,6 +7,7 @@ import { ignoring } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type OutputLog, openOutput } from '../../shared/output-log.ts';
 import { killTree, Tree } from './kill-tree.ts';
+import { bootId } from './proc-pid-stat.ts';
 import {
   type Exit,
   Journal,
@@ -94,7 +95,10 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   if (marks.length === 0) return;
   // A process whose stdout or stderr is a pipe in this directory belongs to a command of the earlier run.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
-  const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
+  const leaders = entries
+    .map(([, { started }]) => started)
+    .filter((one) => one !== undefined)
+    .filter(({ boot = bootId() }) => boot === bootId());
   const paths = entries.flatMap(([, { cgroup }]) => (cgroup && cgroups ? cgroups.pathOf(cgroup) : []));
   const tree = new Tree({ marks, links, leaders, cgroups: paths });
   if ((await tree.members()).length === 0) return;

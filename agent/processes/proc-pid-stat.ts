@@ -1,4 +1,5 @@
-// Reads /proc/PID/stat (proc(5)): the parent, group, session and start time of a process.
+// Reads /proc/PID/stat (proc(5)): the parent, group, session and start time of a process. Also reads the id of the
+// machine's boot.
 import { readFileSync } from 'node:fs';
 
 /**
@@ -18,6 +19,18 @@ export interface Process extends Leader {
   /** The foreground process group of its terminal; -1 without a terminal. */
   foreground: number;
   alive: boolean;
+}
+
+let boot: string | undefined;
+
+/** A random id that the kernel makes at each boot of the machine; empty if it cannot be read. */
+export function bootId(): string {
+  try {
+    boot ??= readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
+  } catch {
+    boot = '';
+  }
+  return boot;
 }
 
 /** The current state of one process; undefined if it is gone. */

@@ -8,11 +8,21 @@ import { after, now } from '../../shared/clock.ts';
 import { syncDirectory } from '../../shared/durable-file.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Leader } from './proc-pid-stat.ts';
+import { bootId, type Leader } from './proc-pid-stat.ts';
 
 export type Exit = ProcessExit__Output;
 
 export type ProcessKind = 'command' | 'terminal';
+
+/** The start of a process. */
+interface Started extends Leader {
+  at: number;
+  /**
+   * Id of the machine's boot. After a reboot, other processes may have the same pid and start time. Undefined in a
+   * journal of version 0.1.0.
+   */
+  boot?: string | undefined;
+}
 
 /** A command or terminal whose result the broker has not acknowledged. */
 export interface JournalEntry {
@@ -21,15 +31,14 @@ export interface JournalEntry {
   terminal?: true;
   /** Name of the cgroup that the process has for itself; absent without cgroups. */
   cgroup?: string;
-  /** `start`: start time in clock ticks since boot (proc(5)). Pid and start time together identify one process. */
-  started?: { pid: number; start: string; at: number };
+  started?: Started;
   exit?: Exit;
 }
 
 export type Line =
   | { t: 'journal'; id: string; version: number }
   | { t: 'accepted'; id: string; at: number; terminal?: true; cgroup?: string }
-  | { t: 'started'; id: string; pid: number; start: string; at: number }
+  | ({ t: 'started'; id: string } & Started)
   | { t: 'end'; id: string; exit: Exit }
   /** The command was not accepted after all. Only agents of version 0.1.0 wrote this line. */
   | { t: 'refused'; id: string }
@@ -163,7 +172,7 @@ export class Journal {
    * disk. After a power cut, a process whose exit was not yet on the disk counts as lost.
    */
   started(id: string, { pid, start }: Leader, at: number): void {
-    this.#note({ t: 'started', id, pid, start, at });
+    this.#note({ t: 'started', id, pid, start, at, boot: bootId() });
   }
 
   ended(id: string, exit: Exit): void {
@@ -188,7 +197,10 @@ export class Journal {
       const { at, terminal, cgroup } = line;
       this.entries.set(id, { accepted_at: at, ...(terminal && { terminal }), ...(cgroup && { cgroup }) });
     }
-    if (line.t === 'started' && entry) entry.started = { pid: line.pid, start: line.start, at: line.at };
+    if (line.t === 'started' && entry) {
+      const { pid, start, at, boot } = line;
+      entry.started = { pid, start, at, boot };
+    }
     if (line.t === 'end' && entry) entry.exit = line.exit;
     if (line.t === 'refused' || line.t === 'forgotten') this.entries.delete(id);
     if (line.t === 'forgotten') this.#forgotten.set(id, line.at);

@@ -1245,6 +1245,24 @@ testInCgroups(
   },
 );
 
+test('after a reboot, a session with the number of a command’s first process is left alone', async () => {
+  await open();
+  await processes.stop();
+  // A foreign daemon, whose session has no leader any more.
+  const session = `echo $$ > ${home}/session; sleep 600 >/dev/null 2>&1 & echo $! > ${home}/daemon`;
+  await once(spawn('setsid', ['sh', '-c', session], { stdio: 'ignore' }), 'exit');
+  const [pid, daemon] = [await pidIn('session'), await pidIn('daemon')];
+  const lines = [
+    { t: 'accepted', id: 'cmd_old', at: Date.now() },
+    { t: 'started', id: 'cmd_old', pid, start: '1', at: Date.now(), boot: 'another' },
+  ];
+  await appendFile(join(home, 'agent/journal'), lines.map((line) => `${JSON.stringify(line)}\n`).join(''));
+  await open();
+  const isAlive = await alive(daemon);
+  process.kill(daemon, 'SIGKILL');
+  expect(isAlive).toBe(true);
+});
+
 testInCgroups(
   'a process that has removed every trace is also killed after a crash of the agent',
   async () => {
@@ -1255,6 +1273,20 @@ testInCgroups(
     expect(await alive(await pidIn('daemon'))).toBe(false);
   },
 );
+
+testInCgroups('a cgroup whose last process outlives its command is released later', async () => {
+  const directory = await cgroupOf(processes.pids()[0]!);
+  const cgroups = async (): Promise<number> =>
+    (await readdir(directory, { withFileTypes: true })).filter((one) => one.isDirectory()).length;
+  for (let n = 0; n < 40; n++)
+    await run(`(while [ ! -e ${home}/go ]; do sleep 0.05; done) >/dev/null 2>&1 &`);
+  expect(await cgroups()).toBeGreaterThanOrEqual(40);
+  await writeFile(join(home, 'go'), '');
+  await waitFor(async () => {
+    await run('true');
+    expect(await cgroups()).toBeLessThanOrEqual(32);
+  });
+});
 
 testInCgroups('a cgroup is used by one command after the other, and all are removed at the end', async () => {
   const directory = await cgroupOf(processes.pids()[0]!);
