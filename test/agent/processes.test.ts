@@ -1250,7 +1250,7 @@ test('after a reboot, a session with the number of a command’s first process i
   await processes.stop();
   // A foreign daemon, whose session has no leader any more.
   const session = `echo $$ > ${home}/session; sleep 600 >/dev/null 2>&1 & echo $! > ${home}/daemon`;
-  await once(spawn('setsid', ['sh', '-c', session], { stdio: 'ignore' }), 'exit');
+  await once(spawn('/bin/sh', ['-c', session], { stdio: 'ignore', detached: true }), 'exit');
   const [pid, daemon] = [await pidIn('session'), await pidIn('daemon')];
   const lines = [
     { t: 'accepted', id: 'cmd_old', at: Date.now() },
