@@ -341,7 +341,10 @@ export interface Ask {
   query?: Record<string, string>;
 }
 
-export function addressOf(scene: Scene, route: Route, options: Ask = {}): string {
+/** What a request needs of a scene. */
+type Asked = Pick<Scene, 'system' | 'known' | 'there' | 'requestIds'>;
+
+export function addressOf(scene: Asked, route: Route, options: Ask = {}): string {
   const { params, query } = rawOf(route, options.ids ?? scene.there, scene.known, options.swap);
   const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) =>
     encodeURIComponent(String(params[name])),
@@ -350,7 +353,7 @@ export function addressOf(scene: Scene, route: Route, options: Ask = {}): string
   return `${scene.system.url}${route.base}${path}?${search.toString()}`;
 }
 
-export async function ask(scene: Scene, route: Route, options: Ask = {}): Promise<Answer> {
+export async function ask(scene: Asked, route: Route, options: Ask = {}): Promise<Answer> {
   const raw = rawOf(route, options.ids ?? scene.there, scene.known, options.swap);
   const { body, type } =
     options.body === undefined ? bodyOf(route, raw, scene.known) : { body: options.body };

@@ -95,6 +95,7 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   if (marks.length === 0) return;
   // A process whose stdout or stderr is a pipe in this directory belongs to a command of the earlier run.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
+  // After a reboot, the pids belong to other programs.
   const leaders = entries
     .map(([, { started }]) => started)
     .filter((one) => one !== undefined)

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { allCapabilities, type Capability, requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
 import { type Method, methods } from '../../shared/agent-rpcs.ts';
-import { allRoutes } from '../../shared/api/route-table.ts';
+import { type Ask, ask, everything, type Ids } from '../all-routes.ts';
 import { type ScriptedBroker, scriptedBroker } from '../scripted-broker.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
@@ -100,50 +100,29 @@ test('a broker that asks for another user than the owner allows starts nothing',
 });
 
 describe('over REST', () => {
-  const body = { path: '/tmp/never', content: 'x' };
-  const without: [capability: Capability, method: string, path: string, body?: object][] = [
-    ['files:read', 'GET', '?path=/'],
-    ['files:read', 'GET', '/stat?path=/'],
-    ['files:read', 'GET', '/content?path=/etc/os-release'],
-    ['files:read', 'GET', '/download?path=/etc/os-release'],
-    ['files:read', 'GET', '/download?path=/etc&archive=tar'],
-    ['files:read', 'GET', '/search?path=/etc&name=hostname'],
-    ['files:read', 'GET', '/watch?path=/etc'],
-    ['files:write', 'PUT', '/content', body],
-    ['files:write', 'PUT', '/raw?path=/tmp/never', {}],
-    ['files:write', 'DELETE', '?path=/tmp/never'],
-    ['files:write', 'PATCH', '', { path: '/tmp/never', mode: '0600' }],
-    ['files:write', 'POST', '/mkdir', { path: '/tmp/never' }],
-    ['files:write', 'POST', '/touch', { path: '/tmp/never' }],
-    ['files:write', 'POST', '/extract?path=/tmp/never', {}],
-    ['files:write', 'POST', '/move', { source: '/tmp/never', destination: '/tmp/ever' }],
-    ['files:write', 'POST', '/copy', { source: '/tmp/never', destination: '/tmp/ever' }],
-  ];
-
-  test('the list above has every route of files except the form', () => {
-    const listed = without.map(([, method, path]) => `${method} ${path.replace(/\?.*/, '')}`);
-    const prefix = '/machines/{machine_id}/files';
-    const routes = allRoutes().filter(({ route }) => route.path.startsWith(prefix));
-    const names = routes.map(({ route }) => `${route.method} ${route.path.slice(prefix.length)}`);
-    // A form is not sent here. It uses the same rpc as PUT /raw.
-    expect(names.filter((name) => !listed.includes(name))).toEqual(['POST /upload']);
-  });
-
-  test('each route answers 403 and names the capability that is missing', async () => {
+  test('each route of files, commands and terminals answers 403 and names the capability that is missing', async () => {
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent({ flags: ['--allow', 'metrics'] });
-    const refusal = (capability: Capability) => ({
+    const refusal = (capability: string) => ({
       status: 403,
       body: { error: { code: 'permission_denied', details: { capability } } },
     });
-    for (const [capability, method, path, sent] of without) {
-      const answer = await system.call(
-        method,
-        `/machines/${machine_id}/files${path}`,
-        sent ? { body: sent } : {},
-      );
-      expect([method, path, answer]).toMatchObject([method, path, refusal(capability)]);
+    // The cast is safe: routes of files have no other ids than those of machines.
+    const there = { machine: machine_id } as Ids;
+    const scene = { system, there, known: { path: nothing }, requestIds: [] };
+    const files = everything.filter(({ route }) => route.path.startsWith('/machines/{machine_id}/files'));
+    expect(files.length).toBeGreaterThanOrEqual(16);
+    // Requests that need one of several fields.
+    const more: Record<string, Ask> = {
+      'files.change': { body: { path: nothing, mode: '0600' } },
+      'files.search': { query: { name: 'x' } },
+    };
+    for (const { name, route } of files) {
+      const answer = await ask(scene, route, more[name]);
+      expect([name, answer]).toMatchObject([name, refusal(String(route.access))]);
     }
+    const archive = `/machines/${machine_id}/files/download?path=/etc&archive=tar`;
+    expect(await system.call('GET', archive)).toMatchObject(refusal('files:read'));
     const command = { machine_id, command: 'true' };
     expect(await system.call('POST', '/commands', { body: command })).toMatchObject(refusal('exec'));
     expect(await system.call('POST', '/sessions', { body: { machine_id } })).toMatchObject(

@@ -15,7 +15,7 @@ const cgroup = joinCgroup(process.argv[2]);
 const posix = loadPosixSpawn();
 
 /** Pid of the agent. When the agent has ended, the spawner has another parent. */
-const agent = process.ppid;
+const agentPid = process.ppid;
 
 /** Command ids of the processes that posix_spawn has started, by pid. */
 const running = new Map<number, string>();
@@ -33,7 +33,7 @@ function report(message: SpawnReport): void {
 function start(request: SpawnRequest): void {
   const { id } = request;
   // This request may have waited until after the agent's death. Its terminal may then belong to another program.
-  if (process.ppid !== agent) process.exit();
+  if (process.ppid !== agentPid) process.exit();
   try {
     withFiles(request, (files) => {
       // posix_spawnp(3) searches for the program in this PATH.
