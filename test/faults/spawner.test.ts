@@ -2,10 +2,11 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
+import { closeSync, constants, openSync } from 'node:fs';
 import { mkdtemp, readdir, readFile, readlink, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { type Processes, startProcesses } from '../../agent/processes/index.ts';
 import { Spawners } from '../../agent/processes/spawner/spawner-pool.ts';
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
@@ -334,6 +335,34 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     process.kill(pid!, 'SIGCONT');
     await waitFor(async () => expect(await alive(pid!)).toBe(false));
     expect(await inHome()).toEqual([]);
+    expect(await readdir(home)).not.toContain('ran');
+  });
+
+  test('a spawner starts nothing after the death of its agent, even if another program reads the output', async () => {
+    const { agent, journalId } = await otherAgent(`
+      process.stdin.once('data', () => {
+        void start('touch ran', 'cmd_asked');
+        process.stdin.once('data', () => void start('touch ran', 'cmd_later'));
+      });`);
+    const [pid] = await spawners(journalId);
+    process.kill(pid!, 'SIGSTOP');
+    agent.stdin!.write('go');
+    await journalled('"cmd_asked"');
+    // Once the journal has the second command, the spawner has the request of the first one.
+    agent.stdin!.write('go');
+    await journalled('"cmd_later"');
+    const pipes = await readdir(join(home, 'agent/pipes'));
+    const reading = pipes.map((name) =>
+      openSync(join(home, 'agent/pipes', name), constants.O_RDONLY | constants.O_NONBLOCK),
+    );
+    onTestFinished(() => {
+      for (const fd of reading) closeSync(fd);
+    });
+    agent.kill('SIGKILL');
+    await once(agent, 'exit');
+    process.kill(pid!, 'SIGCONT');
+    await waitFor(async () => expect(await alive(pid!)).toBe(false));
+    expect(reading.length).toBeGreaterThan(0);
     expect(await readdir(home)).not.toContain('ran');
   });
 
