@@ -4,6 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
+import { bootId } from '../agent/boot-id.ts';
 import { startFarhand } from './start-farhand.ts';
 
 /** Strings that may be a key, a hash or an id: hexadecimal, base64, or the alphabet of Farhand's ids. */
@@ -12,6 +13,9 @@ const token = /[0-9A-Za-z+/_-]{16,}={0,2}/g;
 const certificate = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
 /** Strings that are words, as in names and in the BEGIN and END lines of PEM. */
 const plain = /^([a-z_/-]+|[A-Z_/-]+)$/;
+
+/** The id of this boot of the machine, which the journal of each agent contains. It is no secret. */
+const boot = bootId();
 
 /** Returns the text of a file, or the rows of a database without its schema. */
 function textOf(file: string): string {
@@ -41,7 +45,7 @@ function tokensIn(directory: string): Map<string, string> {
   const found = read.flatMap(({ parentPath, name }) =>
     [...textOf(join(parentPath, name)).matchAll(token)].map(([word]): [string, string] => [word, name]),
   );
-  return new Map(found.filter(([word]) => !plain.test(word)));
+  return new Map(found.filter(([word]) => !plain.test(word) && word !== boot));
 }
 
 /**

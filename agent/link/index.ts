@@ -1,7 +1,6 @@
 // The agent's side of the link to the broker: connects, authenticates, answers calls, and reconnects after a
 // loss.
 import type { KeyObject } from 'node:crypto';
-import { readFileSync } from 'node:fs';
 import { arch, hostname } from 'node:os';
 import type { Metrics } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
@@ -21,6 +20,7 @@ import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
 import { version } from '../../shared/version.ts';
+import { bootId } from '../boot-id.ts';
 import { Calls, type CallsOptions, openCalls } from './answer-calls.ts';
 import type { BrokerAddresses } from './broker-addresses.ts';
 import { brokerText, type ControlStream, Dial } from './dial.ts';
@@ -278,13 +278,5 @@ class Connection {
 
   #send(message: ConnectRequest): void {
     if (this.#control.writable) this.#control.write(message);
-  }
-}
-
-function bootId(): string {
-  try {
-    return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
-  } catch {
-    return '';
   }
 }

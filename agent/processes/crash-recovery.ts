@@ -6,8 +6,8 @@ import { now } from '../../shared/clock.ts';
 import { ignoring } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type OutputLog, openOutput } from '../../shared/output-log.ts';
+import { bootId } from '../boot-id.ts';
 import { killTree, Tree } from './kill-tree.ts';
-import { bootId } from './proc-pid-stat.ts';
 import {
   type Exit,
   Journal,

@@ -21,18 +21,6 @@ export interface Process extends Leader {
   alive: boolean;
 }
 
-let boot: string | undefined;
-
-/** A random id that the kernel makes at each boot of the machine; empty if it cannot be read. */
-export function bootId(): string {
-  try {
-    boot ??= readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
-  } catch {
-    boot = '';
-  }
-  return boot;
-}
-
 /** The current state of one process; undefined if it is gone. */
 export function statNow(pid: number): Process | undefined {
   try {

@@ -8,7 +8,8 @@ import { after, now } from '../../shared/clock.ts';
 import { syncDirectory } from '../../shared/durable-file.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { bootId, type Leader } from './proc-pid-stat.ts';
+import { bootId } from '../boot-id.ts';
+import type { Leader } from './proc-pid-stat.ts';
 
 export type Exit = ProcessExit__Output;
 
