@@ -4,6 +4,7 @@ import { existsSync, mkdirSync, readFileSync, rmdirSync, writeFileSync } from 'n
 import { readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
+import { isErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 
 /** Maximum number of empty cgroups that wait for later commands. Further empty cgroups are removed. */
@@ -121,9 +122,15 @@ export class Cgroups {
 }
 
 /** Ids of all live processes in a cgroup, and of their threads. There are none if the cgroup does not exist. */
-export async function threadsIn(directory: string): Promise<number[]> {
-  const text = await readFile(join(directory, 'cgroup.threads'), 'utf8').catch(() => '');
-  return text.split('\n').filter(Boolean).map(Number);
+export function threadsIn(directory: string): number[] {
+  try {
+    const text = readFileSync(join(directory, 'cgroup.threads'), 'latin1');
+    return text.split('\n').filter(Boolean).map(Number);
+  } catch (error) {
+    // ENODEV: the cgroup was removed after the file had been opened.
+    if (isErrno(error, 'ENOENT', 'ENODEV')) return [];
+    throw error;
+  }
 }
 
 /**

@@ -102,7 +102,7 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
     .filter(({ boot = bootId() }) => boot === bootId());
   const paths = entries.flatMap(([, { cgroup }]) => (cgroup && cgroups ? cgroups.pathOf(cgroup) : []));
   const tree = new Tree({ marks, links, leaders, cgroups: paths });
-  if ((await tree.members()).length === 0) return;
+  if (await tree.isGone()) return;
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
   log.warn(
     { ids: marks, survivors },

@@ -65,8 +65,7 @@ export class Tree {
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();
-    const grouped = new Set((await Promise.all(this.#cgroups.map(threadsIn))).flat());
-    for (const pid of this.#spawners) grouped.delete(pid);
+    const grouped = new Set(this.#grouped());
     const byPid = new Map(all.map((one) => [one.pid, one]));
     for (const [session, start] of this.#sessions) {
       const leader = byPid.get(session);
@@ -76,6 +75,15 @@ export class Tree {
     for (const one of all) if (grouped.has(one.pid) || this.#shows(one)) this.#learn(one);
     this.#spread(all, byPid);
     return all.filter((one) => one.alive && this.#has(one));
+  }
+
+  /**
+   * True if no process is left. Scans twice, because one scan can miss the child of a process that forks and exits
+   * during the scan. Even both scans can miss a chain of such processes, but a cgroup lists every live process.
+   */
+  async isGone(): Promise<boolean> {
+    if (this.#grouped().length > 0) return false;
+    return (await this.members()).length === 0 && (await this.members()).length === 0;
   }
 
   /** Sends a signal to all members. Returns the pids that the agent has no permission to signal. */
@@ -91,6 +99,16 @@ export class Tree {
       if (!send(whole ? -group : pid, name) && !send(pid, name)) refused.push(pid);
     }
     return refused;
+  }
+
+  /** Sends SIGKILL to all processes that are in the cgroups now, before one of them can fork and exit. */
+  killGrouped(): void {
+    for (const pid of this.#grouped()) send(pid, 'SIGKILL');
+  }
+
+  /** Ids of the live processes in the commands' cgroups, and of their threads. */
+  #grouped(): number[] {
+    return this.#cgroups.flatMap(threadsIn).filter((pid) => !this.#spawners.includes(pid));
   }
 
   #has({ pid, start }: Process): boolean {
@@ -137,23 +155,16 @@ export async function killTree(
   tree.signal(left, 'SIGCONT');
   for (let wait = 10; !hurry.aborted; wait = Math.min(2 * wait, 250)) {
     await sleep(wait, hurry);
-    if (await gone(tree)) return 0;
+    if (await tree.isGone()) return 0;
   }
   for (const until = monotonic() + killForMs; monotonic() < until; await sleep(10)) {
     left = await tree.members();
-    if (left.length === 0 && (await gone(tree))) return 0;
+    if (left.length === 0 && (await tree.isGone())) return 0;
     const refused = tree.signal(left, 'SIGKILL');
+    tree.killGrouped();
     if (refused.length > 0) await killByCgroup(`farhand-${[...tree.marks].join('-').slice(0, 100)}`, refused);
   }
-  return (await tree.members()).length;
-}
-
-/**
- * True if no process is left. Scans twice, because one scan can miss the child of a process that forks and
- * exits during the scan.
- */
-async function gone(tree: Tree): Promise<boolean> {
-  return (await tree.members()).length === 0 && (await tree.members()).length === 0;
+  return (await tree.isGone()) ? 0 : Math.max(1, (await tree.members()).length);
 }
 
 /**

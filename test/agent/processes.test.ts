@@ -1192,6 +1192,23 @@ testInCgroups('a process that has removed every trace of its command is killed w
   expect(await alive(await pidIn('daemon'))).toBe(false);
 });
 
+testInCgroups(
+  'a chain of processes that each start the next one and exit is killed with its command',
+  async () => {
+    const id = newId('command');
+    await writeFile(join(home, 'wait'), '');
+    // A list of all processes can miss a chain: each process lives shorter than it takes to read the list. The chain also
+    // ends if the test fails, because its folder is removed.
+    const chain = `trap "" TERM; next() { [ -e ${home}/wait ] && next & }; next`;
+    const command = `(${chain}) >/dev/null 2>&1; echo $$ > pid; echo ready; exec sleep 600`;
+    await hear(start(command, id), sees('ready'));
+    const threads = join(await cgroupOf(await pidIn('pid')), 'cgroup.threads');
+    await processes.killProcess({ id, grace_ms: 100 }, call());
+    expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+    expect(await readFile(threads, 'utf8')).toBe('');
+  },
+);
+
 testInCgroups('processes that a daemon of an earlier command may have started are not killed', async () => {
   const go = join(home, 'go');
   const file = join(home, 'worker');
