@@ -1,5 +1,4 @@
-// Reads /proc/PID/stat (proc(5)): the parent, group, session and start time of a process. Also reads the id of the
-// machine's boot.
+// Reads /proc/PID/stat (proc(5)): the parent, group, session, start time and end of a process.
 import { readFileSync } from 'node:fs';
 
 /**
@@ -19,6 +18,8 @@ export interface Process extends Leader {
   /** The foreground process group of its terminal; -1 without a terminal. */
   foreground: number;
   alive: boolean;
+  /** How it has ended, as waitpid(2) returns it. 0 while it is alive, or if this program may not read it. */
+  status: number;
 }
 
 /** The current state of one process; undefined if it is gone. */
@@ -43,5 +44,5 @@ export function parseStat(text: string): Process | undefined {
   const alive = !/[ZXx]/.test(state) || Number(fields[17]) > 1;
   const pid = Number.parseInt(text, 10);
   const ids = { parent: Number(parent), group: Number(group), session: Number(session) };
-  return { pid, ...ids, foreground: Number(foreground), start, alive };
+  return { pid, ...ids, foreground: Number(foreground), start, alive, status: Number(fields[49]) };
 }

@@ -150,7 +150,10 @@ export abstract class ProcessTable<T extends Tracked, P extends Parts> {
     const one = this.#entries.get(id);
     const state = one?.state;
     if (state?.is === 'running') state.running.kill('cancelled', graceMs);
-    if (state?.is === 'accepted') state.cancelled = Math.min(graceMs, state.cancelled ?? graceMs);
+    if (state?.is === 'accepted') {
+      state.cancelled = Math.min(graceMs, state.cancelled ?? graceMs);
+      this.parts.spawners.cancel(id);
+    }
     return one !== undefined;
   }
 

@@ -1,5 +1,5 @@
 // Starts the process of one command or terminal, and tracks it until its whole process tree has ended.
-import { after, endsWithin, now } from '../../shared/clock.ts';
+import { after, endsWithin, monotonic, now } from '../../shared/clock.ts';
 import {
   killGraceMs,
   openCommands,
@@ -123,6 +123,9 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
   const { plan, stdio } = prepared;
   const { cwd, env } = plan;
   const startedAt = now();
+  const until = prepared.timeoutMs > 0 ? monotonic() + prepared.timeoutMs : Number.POSITIVE_INFINITY;
+  // The timeout also ends a start that hangs, for example on a disk that no longer responds.
+  const done = callAt(until, () => parts.spawners.cancel(id));
   try {
     const child = await parts.spawners.spawn({
       id,
@@ -132,7 +135,7 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
       ...stdio.request,
     });
     await stdio.handedOver();
-    return new Running(id, child, startedAt, prepared, parts);
+    return new Running(id, child, { startedAt, until }, prepared, parts);
   } catch (error) {
     if (error instanceof SpawnFailed) throw new NotStarted(await explain(error.message, plan));
     const { limits, log } = parts;
@@ -144,7 +147,17 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
       );
     });
     throw error;
+  } finally {
+    done();
   }
+}
+
+/** Calls `run` at a time of the monotonic clock; at once if it is over. Returns a function that cancels the call. */
+function callAt(until: number, run: () => void): () => void {
+  const ms = until - monotonic();
+  if (ms > 0) return ms === Number.POSITIVE_INFINITY ? () => {} : after(ms, run);
+  run();
+  return () => {};
 }
 
 export class Running {
@@ -170,14 +183,19 @@ export class Running {
   #cause: KillCause | undefined;
   #killing: Promise<void> | undefined;
 
-  constructor(id: string, child: Child, startedAt: number, prepared: Prepared, parts: Parts) {
+  constructor(
+    id: string,
+    child: Child,
+    { startedAt, until }: { startedAt: number; until: number },
+    prepared: Prepared,
+    parts: Parts,
+  ) {
     this.startedAt = startedAt;
     this.#id = id;
     this.child = child;
     this.#prepared = prepared;
     this.#parts = parts;
-    const { timeoutMs } = prepared;
-    if (timeoutMs > 0) this.#timers.push(after(timeoutMs, () => this.kill('timeout', parts.limits.graceMs)));
+    this.#timers.push(callAt(until, () => this.kill('timeout', parts.limits.graceMs)));
     this.ended = this.#end();
   }
 

@@ -22,7 +22,7 @@ export async function alive(pid: number): Promise<boolean> {
  * Writes a program that acts as another agent on the directory `agent` in `home`. `body` may use `processes`, `call`,
  * and `spec`, a spec with an empty command. Returns the path of the program.
  */
-export async function writeAgentProgram(home: string, body: string): Promise<string> {
+export async function writeAgentProgram(home: string, body: string, lateMs?: number): Promise<string> {
   const path = join(home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
   await writeFile(
@@ -31,7 +31,7 @@ export async function writeAgentProgram(home: string, body: string): Promise<str
     import { createLogger } from ${from('shared/logger.ts')};
     import { specOf } from ${from('test/agent/process-calls.ts')};
     const directory = ${JSON.stringify(join(home, 'agent'))};
-    const limits = { graceMs: 100, killForMs: 2000 };
+    const limits = ${JSON.stringify({ graceMs: 100, killForMs: 2000, lateMs })};
     const processes = await startProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
     const spec = specOf({ cwd: ${JSON.stringify(home)} });
     const call = { signal: new AbortController().signal };

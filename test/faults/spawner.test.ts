@@ -2,8 +2,17 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { closeSync, constants, openSync } from 'node:fs';
-import { mkdtemp, readdir, readFile, readlink, rm, writeFile } from 'node:fs/promises';
+import { closeSync, constants, existsSync, openSync } from 'node:fs';
+import {
+  mkdir,
+  mkdtemp,
+  open as openFile,
+  readdir,
+  readFile,
+  readlink,
+  rm,
+  writeFile,
+} from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
@@ -18,6 +27,7 @@ import { alive, specOf, writeAgentProgram } from '../agent/process-calls.ts';
 import { waitFor } from '../wait-for.ts';
 
 const log = createLogger('test', 'silent');
+const mayMount = process.getuid?.() === 0 && existsSync('/dev/fuse');
 
 let home: string;
 let processes: Processes;
@@ -261,6 +271,71 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await processes.stop();
     expect(await spawners(processes.journalId)).toEqual([]);
   });
+
+  test('while a spawner hangs, the exits of its commands are reported', async () => {
+    await processes.stop();
+    await open({ lateMs: 300 });
+    const hung = await spawnerPid();
+    const ids = [newId('command'), newId('command'), newId('command')];
+    const [three, killed, cancelled] = [
+      start('echo ready; while [ ! -e go ]; do sleep 0.02; done; exit 3', ids[0]),
+      start('echo ready; while [ ! -e go ]; do sleep 0.02; done; kill -USR1 $$', ids[1]),
+      start('echo ready; exec sleep 60', ids[2]),
+    ];
+    for (const one of [three, killed, cancelled]) await until('ready', one);
+    process.kill(hung, 'SIGSTOP');
+    const held = end(start('echo held'));
+    await writeFile(join(home, 'go'), '');
+    expect((await end(three)).event.exit).toMatchObject({ exit_code: 3, signal: '' });
+    expect((await end(killed)).event.exit).toMatchObject({ exit_code: 138, signal: 'SIGUSR1' });
+    await processes.killProcess({ id: ids[2]!, grace_ms: 60_000 }, call());
+    expect((await end(cancelled)).event.exit).toMatchObject({ exit_code: 143, signal: 'SIGTERM' });
+    process.kill(hung, 'SIGCONT');
+    expect((await held).output).toBe('held\n');
+  });
+
+  test.runIf(mayMount)(
+    'a start that hangs on a dead disk ends when it is cancelled or its timeout is over',
+    async () => {
+      await processes.stop();
+      const dead = join(home, 'dead');
+      await mkdir(dead);
+      const script = await writeAgentProgram(
+        home,
+        `const run = async (id, more) => {
+        for await (const { event } of processes.startProcess({ id, spec: { ...spec, ...more } }, call))
+          if (event.exit) return event.exit;
+      };
+      const program = { command: ${JSON.stringify(join(dead, 'program'))}, direct: true };
+      const [hung, late] = [run('cmd_hung', program), run('cmd_late', { ...program, timeout_ms: 100 })];
+      // These commands go to the spawner that hangs, until the agent detects that.
+      for (let n = 0, ended; !ended; n++)
+        ended = await Promise.race([run('cmd_' + n, { command: 'true' }), new Promise((resolve) => setTimeout(resolve, 50))]);
+      await processes.killProcess({ id: 'cmd_hung', grace_ms: 0 }, call);
+      for (const { outcome, signal } of await Promise.all([hung, late])) console.log(outcome, signal);
+      await processes.stop();`,
+        300,
+      );
+      // A FUSE file system without a server. Like a disk that no longer responds, it blocks each program that uses it. Only
+      // the agent of this test sees the mount.
+      const fuse = await openFile('/dev/fuse', 'r+');
+      const options = 'fd=3,rootmode=40000,user_id=0,group_id=0';
+      const mounting = `mount -i -t fuse -o ${options} dead "$0" && exec 3>&- && exec "$@"`;
+      const args = ['--mount', 'sh', '-c', mounting, dead, process.execPath, ...flags, script];
+      const agent = spawn('unshare', args, { stdio: ['ignore', 'pipe', 'inherit', fuse.fd] });
+      try {
+        const chunks: Buffer[] = [];
+        agent.stdout!.on('data', (chunk: Buffer) => chunks.push(chunk));
+        await once(agent, 'close');
+        expect(Buffer.concat(chunks).toString()).toBe(
+          'PROCESS_OUTCOME_CANCELLED SIGKILL\nPROCESS_OUTCOME_TIMEOUT SIGKILL\n',
+        );
+      } finally {
+        agent.kill('SIGKILL');
+        await fuse.close();
+      }
+    },
+  );
 
   test('64 commands at once all start and end', async () => {
     const ends = Array.from({ length: 64 }, (_, i) => end(start(`echo ${i}`)));

@@ -1,7 +1,7 @@
 // Starts programs with posix_spawn(3), called through the addon koffi. With 32 commands at the same time, Node's spawn
 // is half as fast, because it copies the page tables of its process.
 import { createRequire } from 'node:module';
-import { constants } from 'node:os';
+import { decodeStatus } from './exit-status.ts';
 import type { Exited, SpawnRequest } from './messages.ts';
 
 type Call = (...args: (number | string | Buffer | number[] | (string | null)[])[]) => number;
@@ -68,13 +68,7 @@ function loadLibc(koffi: Koffi) {
   function wait(pid: number): Exited | undefined {
     const status = [0];
     if (waitpid(pid, status, noHang) !== pid) return undefined;
-    const [word = 0] = status;
-    const signal = word & 0x7f;
-    // 0x7f means that a debugger has only stopped the child.
-    if (signal === 0x7f) return undefined;
-    return signal === 0
-      ? { code: (word >> 8) & 0xff, signal: '' }
-      : { code: 128 + signal, signal: signalName(signal) };
+    return decodeStatus(status[0] ?? 0);
   }
 
   return { spawn, wait };
@@ -109,15 +103,4 @@ const struct = (): Buffer => Buffer.alloc(structBytes, untouched);
 function assertUntouched(one: Buffer): void {
   if (one.subarray(structBytes / 2).some((byte) => byte !== untouched))
     throw new Error('a struct of this libc is larger than its buffer');
-}
-
-/** Number of SIGRTMIN in glibc, which reserves the two signals before it. */
-const firstRealTime = 34;
-
-/** The name of a signal. Node has no names for real-time signals. */
-function signalName(signal: number): string {
-  const known = Object.entries(constants.signals).find(([, number]) => number === signal);
-  if (known) return known[0];
-  if (signal < firstRealTime) return `SIG${signal}`;
-  return signal === firstRealTime ? 'SIGRTMIN' : `SIGRTMIN+${signal - firstRealTime}`;
 }

@@ -9,6 +9,7 @@ import { compileCache, spawnerProgram } from '../../../shared/paths-in-checkout-
 import { killTree, Tree } from '../kill-tree.ts';
 import { marker } from '../launch-plan.ts';
 import type { Leader } from '../proc-pid-stat.ts';
+import { readExit } from './exit-status.ts';
 import type { Exited, SpawnReport, SpawnRequest } from './messages.ts';
 
 /** The first process of a command or terminal, a child of the spawner. */
@@ -88,6 +89,11 @@ export class Spawners {
     return spawner ? spawner.spawn(request) : Promise.reject(new SpawnerDied());
   }
 
+  /** Ends the start of `id` if it hangs. The process then counts as started, and as killed by SIGKILL. */
+  cancel(id: string): void {
+    for (const spawner of this.#spawners.values()) spawner.cancel(id);
+  }
+
   async stop(): Promise<void> {
     await this.#starting?.catch(() => undefined);
     await Promise.all([...this.#spawners.values()].map((spawner) => spawner.stop()));
@@ -129,8 +135,11 @@ export class Spawners {
 }
 
 interface Requested {
-  /** Time of the request, in ms of the monotonic clock; undefined once the process has started. */
-  since: number | undefined;
+  /** Time of the request, in ms of the monotonic clock. */
+  since: number;
+  /** Undefined until the process has started. */
+  child?: Leader;
+  cancelled?: true;
   started: PromiseWithResolvers<Child>;
   exited: PromiseWithResolvers<Exited | undefined>;
 }
@@ -147,6 +156,8 @@ class SpawnerProcess {
   /** Requests whose processes have not exited yet, by command id, oldest first. */
   readonly #requested = new Map<string, Requested>();
   #isReady = false;
+  /** Cancels the next call of #checkForHang(); undefined if none is due. */
+  #cancelCheck: (() => void) | undefined;
   #stopped = false;
 
   constructor(mark: string, options: SpawnersOptions) {
@@ -180,10 +191,14 @@ class SpawnerProcess {
     return this.#isReady && connected && exitCode === null && signalCode === null;
   }
 
+  /** The oldest request whose process has not started yet. */
+  get #pending(): Requested | undefined {
+    return [...this.#requested.values()].find(({ child }) => !child);
+  }
+
   /** True if the oldest start takes too long. The spawner cannot begin another start before this one ends. */
   get hangs(): boolean {
-    const oldest = [...this.#requested.values()].find(({ since }) => since !== undefined);
-    return monotonic() - (oldest?.since ?? monotonic()) >= this.#options.lateMs;
+    return monotonic() - (this.#pending?.since ?? monotonic()) >= this.#options.lateMs;
   }
 
   /** Resolves when the spawner is ready. Rejects if it ends before that. */
@@ -194,11 +209,18 @@ class SpawnerProcess {
 
   spawn(request: SpawnRequest): Promise<Child> {
     const started = Promise.withResolvers<Child>();
-    this.#requested.set(request.id, { since: monotonic(), started, exited: Promise.withResolvers() });
+    const exited = Promise.withResolvers<Exited | undefined>();
+    this.#requested.set(request.id, { since: monotonic(), started, exited });
+    this.#cancelCheck ??= after(this.#options.lateMs, () => this.#checkForHang());
     // An error of send() is ignored: if the request did not arrive, the spawner is dead, and its exit rejects the
     // request.
     this.#child.send(request, () => {});
     return started.promise;
+  }
+
+  cancel(id: string): void {
+    const requested = this.#requested.get(id);
+    if (requested) requested.cancelled = true;
   }
 
   async stop(): Promise<void> {
@@ -216,8 +238,8 @@ class SpawnerProcess {
     const requested = this.#requested.get(report.id);
     if (!requested) return;
     if ('pid' in report) {
-      requested.since = undefined;
       const { pid, start } = report;
+      requested.child = { pid, start };
       requested.started.resolve({ pid, start, exited: requested.exited.promise });
       return;
     }
@@ -226,7 +248,42 @@ class SpawnerProcess {
     else requested.exited.resolve({ code: report.code, signal: report.signal });
   }
 
+  /**
+   * Does what the spawner cannot do while it hangs: reads the exits of its processes from /proc, and kills the process
+   * that it starts if that command is cancelled. Called as long as starts are pending.
+   */
+  #checkForHang(): void {
+    this.#cancelCheck = undefined;
+    const pending = this.#pending;
+    if (!pending) return;
+    if (this.hangs) {
+      for (const [id, { child }] of [...this.#requested]) {
+        const exited = child && readExit(child);
+        if (exited) this.#take({ id, ...exited });
+      }
+      if (pending.cancelled) void this.#killHalfStarted(pending);
+    }
+    const { lateMs } = this.#options;
+    this.#cancelCheck = after(this.hangs ? lateMs / 10 : lateMs, () => this.#checkForHang());
+  }
+
+  /**
+   * Kills the process that the spawner has forked for this request. The process has the spawner's mark until it executes
+   * its program. Never rejects.
+   */
+  async #killHalfStarted(pending: Requested): Promise<void> {
+    try {
+      const tree = new Tree({ marks: [this.#mark] });
+      const forked = (await tree.members()).filter(({ pid }) => pid !== this.pid);
+      // Any process of the list belongs to this request, if the request is still the pending one after the scan.
+      if (this.#pending === pending) tree.signal(forked, 'SIGKILL');
+    } catch (err) {
+      this.#options.log.error({ err }, 'the start of a cancelled command hangs, and could not be ended');
+    }
+  }
+
   async #over(): Promise<void> {
+    this.#cancelCheck?.();
     this.#ready.reject(new SpawnerDied());
     for (const { started, exited } of this.#requested.values()) {
       started.reject(new SpawnerDied());
