@@ -14,12 +14,12 @@ export interface Proof {
 }
 
 export function signProof(proof: Proof, privateKey: KeyObject): Buffer {
-  return sign(null, bytesOf(proof), privateKey);
+  return sign(null, signedBytes(proof), privateKey);
 }
 
 /** True if a signature is valid for a proof. `publicKey`: raw Ed25519, 32 bytes. */
 export function verifyProof(proof: Proof, signature: Uint8Array, publicKey: Uint8Array): boolean {
-  return verify(null, bytesOf(proof), publicKeyOf(publicKey), signature);
+  return verify(null, signedBytes(proof), publicKeyOf(publicKey), signature);
 }
 
 /** Returns the Ed25519 public key with these 32 raw bytes. */
@@ -32,7 +32,7 @@ export function rawPublicKey(key: KeyObject): Buffer {
   return key.export({ format: 'der', type: 'spki' }).subarray(ed25519Prefix.length);
 }
 
-function bytesOf({ nonce, machine_id, fingerprint }: Proof): Buffer {
+function signedBytes({ nonce, machine_id, fingerprint }: Proof): Buffer {
   const parts = [Buffer.from(context), nonce, Buffer.from(machine_id), Buffer.from(fingerprint)];
   return Buffer.concat(parts.flatMap((part) => [Buffer.from([part.length]), part]));
 }

@@ -98,17 +98,19 @@ function branches(schema: Json): Json[] {
   return schema.anyOf ?? schema.oneOf ?? [schema];
 }
 
-function placesOf(schema: Json, at: string): Place[] {
+function placesInSchema(schema: Json, at: string): Place[] {
   return branches(schema).flatMap((branch) => {
     const noun = branch.type === 'string' ? nounAt(at) : undefined;
     if (noun) return [{ at, noun }];
-    if (branch.items) return placesOf(branch.items, `${at}.0`);
-    return Object.entries(branch.properties ?? {}).flatMap(([key, inner]) => placesOf(inner, `${at}.${key}`));
+    if (branch.items) return placesInSchema(branch.items, `${at}.0`);
+    return Object.entries(branch.properties ?? {}).flatMap(([key, inner]) =>
+      placesInSchema(inner, `${at}.${key}`),
+    );
   });
 }
 
 export const placesIn = (route: Route): Place[] =>
-  parts.flatMap((part) => placesOf(schemaOf(route, part), part));
+  parts.flatMap((part) => placesInSchema(schemaOf(route, part), part));
 
 /** Makes a value that matches a schema, with its required fields and all ids. `swap` replaces the id at one place. */
 function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: string; id: string }): unknown {
@@ -122,7 +124,7 @@ function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: str
   if (branch.type === 'array') return branch.items ? [inner(branch.items, '0')] : [];
   if (branch.properties) {
     const needed = Object.entries(branch.properties).filter(
-      ([key, one]) => branch.required?.includes(key) || placesOf(one, `${at}.${key}`).length > 0,
+      ([key, one]) => branch.required?.includes(key) || placesInSchema(one, `${at}.${key}`).length > 0,
     );
     return Object.fromEntries(needed.map(([key, one]) => [key, inner(one, key)]));
   }

@@ -79,7 +79,7 @@ export function output(
   return fetch(`${url}/api/v1/commands/${id}/${what}?${query}`, { headers, ...init });
 }
 
-export async function bytesOf(response: Response): Promise<Buffer> {
+export async function bodyBytes(response: Response): Promise<Buffer> {
   return Buffer.from(await response.arrayBuffer());
 }
 

@@ -3,7 +3,7 @@ import { expect, test } from 'vitest';
 import {
   answerOf,
   bench,
-  bytesOf,
+  bodyBytes,
   commandsOn,
   gate,
   listen,
@@ -108,7 +108,7 @@ test('a stream that is cut many times at random resumes without missing or repea
   const { stdout_bytes, stderr_bytes } = await ended(id);
   expect([received.stdout.length, received.stderr.length]).toEqual([stdout_bytes, stderr_bytes]);
   for (const stream of ['stdout', 'stderr'] as const) {
-    const whole = await bytesOf(await output(system, id, `stream=${stream}`));
+    const whole = await bodyBytes(await output(system, id, `stream=${stream}`));
     expect(received[stream].equals(whole)).toBe(true);
   }
 });

@@ -1,6 +1,6 @@
 // Input and signals for running commands.
 import { expect, test } from 'vitest';
-import { bytesOf, output } from './commands-fixture.ts';
+import { bodyBytes, output } from './commands-fixture.ts';
 import { startWithAgent, statusAndCode } from './start-farhand.ts';
 
 async function onMachine() {
@@ -11,7 +11,7 @@ async function onMachine() {
   };
   const say = (id: string, body: object) => system.call('POST', `/commands/${id}/input`, { body });
   const outputOf = async (id: string, stream = 'stdout'): Promise<Buffer> =>
-    bytesOf(await output(system, id, `stream=${stream}&follow=true`));
+    bodyBytes(await output(system, id, `stream=${stream}&follow=true`));
   /** Resolves when the command has written this number of bytes. */
   const wrote = (id: string, bytes: number) =>
     expect

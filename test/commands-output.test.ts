@@ -8,7 +8,7 @@ import { expect, test } from 'vitest';
 import {
   answerOf,
   bench,
-  bytesOf,
+  bodyBytes,
   commandsOn,
   gate,
   leapingClock,
@@ -116,9 +116,9 @@ test('bytes of every value arrive unchanged, with follow and later', async () =>
   const stdin = all.toString('base64');
   const { id } = await run('base64 -d | tee /dev/stderr', { stdin });
   for (const query of ['', 'stream=stderr', 'follow=true', 'stream=stderr&follow=true']) {
-    expect((await bytesOf(await output(system, id, query))).equals(all)).toBe(true);
+    expect((await bodyBytes(await output(system, id, query))).equals(all)).toBe(true);
   }
-  expect((await bytesOf(await output(system, id, 'offset=40000'))).equals(all.subarray(40_000))).toBe(true);
+  expect((await bodyBytes(await output(system, id, 'offset=40000'))).equals(all.subarray(40_000))).toBe(true);
 });
 
 test('a line of 10 MB arrives unchanged, with follow and later by offset, and the record has its last MiB', async () => {
@@ -345,7 +345,7 @@ test('a command whose output cannot be synced to disk has only the output in its
     'range_not_satisfiable',
     {},
   ]);
-  expect((await bytesOf(await output(system, id))).length).toBe(mib);
+  expect((await bodyBytes(await output(system, id))).length).toBe(mib);
 });
 
 /** Returns how many bytes of a file a power cut would lose; undefined without cachestat(2), which needs Linux 6.5. */

@@ -5,7 +5,11 @@ import { type AppError, fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/atomic-write.ts';
 import type { Boundary } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
-import { assertHoldsFiles, holdsFiles, holdsMemory } from './confine/kernel-file-systems.ts';
+import {
+  assertOnOrdinaryFileSystem,
+  isOnOrdinaryFileSystem,
+  isProcessMemory,
+} from './confine/kernel-file-systems.ts';
 import { hasChanged } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/parse-request-path.ts';
 import { type Step, walk } from './confine/walk-tree.ts';
@@ -73,8 +77,8 @@ class Copier implements AsyncDisposable {
     const made = [await fs.pin(to)];
     try {
       assertSame(await from.stat(), source.stats, path);
-      await assertHoldsFiles(from.at, path);
-      const enter = (_: unknown, inside: fs.Confined): Promise<boolean> => holdsFiles(inside);
+      await assertOnOrdinaryFileSystem(from.at, path);
+      const enter = (_: unknown, inside: fs.Confined): Promise<boolean> => isOnOrdinaryFileSystem(inside);
       const options = { path, signal, oneMount: moves, enter, leaveOut };
       for await (const step of walk(from.at, boundary, options)) {
         const below = posix.join(path, step.path);
@@ -202,7 +206,7 @@ class Copier implements AsyncDisposable {
 async function openSameFile({ name, at, stats }: Source, path: Bytes): Promise<fs.Pinned> {
   using pinned = await fs.pin(at);
   assertSame(await pinned.stat(), stats, path);
-  if (await holdsMemory(name, pinned.at, stats))
+  if (await isProcessMemory(name, pinned.at, stats))
     throw fault('unsupported_file', path, 'cannot be copied: it gives access to the memory of a process');
   return await fs.pin(pinned.at, fs.readOnly);
 }

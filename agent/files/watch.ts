@@ -7,7 +7,7 @@ import { Quota } from '../../shared/quota.ts';
 import { Wake } from '../../shared/wait-for-change.ts';
 import type { Boundary, IsProtected } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
-import { holdsFiles } from './confine/kernel-file-systems.ts';
+import { isOnOrdinaryFileSystem } from './confine/kernel-file-systems.ts';
 import { type Bytes, bytes } from './confine/parse-request-path.ts';
 import type { PathEntry } from './confine/resolve-inside-roots.ts';
 import type { Disk, Operation } from './handler-adapters.ts';
@@ -248,7 +248,8 @@ class Watch implements Disposable {
     try {
       const { at } = pinned;
       const stats = await pinned.stat();
-      if (path !== '' && (isProtected('', '', stats) || !(await holdsFiles(at)))) return undefined;
+      if (path !== '' && (isProtected('', '', stats) || !(await isOnOrdinaryFileSystem(at))))
+        return undefined;
       this.#drop(path);
       // Watching begins before the entries are read, so that no change is missed.
       const watcher = this.#watch(path, at);

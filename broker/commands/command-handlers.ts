@@ -25,7 +25,7 @@ import { type CommandServices, type CommandSettings, CommandStore } from './comm
 import { columns, countedCommands, fromRow } from './command-tables.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './command-to-json.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
-import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './read-output.ts';
+import { bytesReply, eventsOf, type Part, partsFrom, sourceOf } from './read-output.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 import { OutputDirectory, type Stream } from './stored-output.ts';
 
@@ -134,7 +134,7 @@ export class Commands {
     },
     output: async (input, caller) => {
       const source = await sourceOf(this.#parts, input.command_id);
-      const { reply, from } = bytesOf(source, input, caller.signal);
+      const { reply, from } = bytesReply(source, input, caller.signal);
       caller.headers.set('X-Output-Offset', String(from));
       return reply;
     },

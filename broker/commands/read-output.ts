@@ -38,7 +38,7 @@ const eventBytes = 64 * 1024;
  * Reads one stream to its present end; with `follow`, to the command's end. Throws range_not_satisfiable for bytes that
  * were deleted or are beyond the end, and unavailable for bytes that only another broker has.
  */
-export function bytesOf(
+export function bytesReply(
   source: Source,
   { stream, follow = false, offset, command_id }: Input<Api['commands']['output']>,
   signal: AbortSignal,

@@ -10,11 +10,11 @@ import {
   assertEntry,
   assertEtag,
   bulk,
-  bytesOf,
   type FileServices,
+  oneFile,
+  pathBytes,
   pathOf,
   recordFileEvent,
-  single,
   splitHead,
 } from './shared-by-file-routes.ts';
 
@@ -43,10 +43,10 @@ export async function download(
 }
 
 async function versionOf(services: FileServices, input: DownloadInput, caller: Caller) {
-  const path = bytesOf(input.path, input.path_encoding);
+  const path = pathBytes(input.path, input.path_encoding);
   const { entry, etag } = await services.presence
     .get(input.machine_id)
-    .stub.statFile({ path }, single(caller));
+    .stub.statFile({ path }, oneFile(caller));
   const { type, size, modified_at_ms } = assertEntry(entry);
   if (type === 'FILE_TYPE_DIRECTORY') {
     const message = `${input.path} is a directory: add archive=tar to download it`;
@@ -131,7 +131,7 @@ async function open(
   selection: Selection,
   version?: Version,
 ): Promise<BytesReply> {
-  const path = bytesOf(input.path, input.path_encoding);
+  const path = pathBytes(input.path, input.path_encoding);
   const part = selection === 'whole' ? undefined : selection;
   // The Range header takes precedence over offset and length in the query.
   const slice = part ?? { offset: input.offset ?? 0, ...present({ length: input.length }) };
@@ -170,7 +170,7 @@ async function downloadArchive(
   caller: Caller,
 ): Promise<BytesReply> {
   const { machine_id, path, path_encoding, archive = 'tar' } = input;
-  const request = { path: bytesOf(path, path_encoding), gzip: archive === 'tar.gz' };
+  const request = { path: pathBytes(path, path_encoding), gzip: archive === 'tar.gz' };
   const parts = services.presence.get(machine_id).stub.readArchive(request, bulk(caller));
   const { head, rest } = await splitHead(
     parts,

@@ -14,15 +14,15 @@ import {
   assertEtag,
   badAnswer,
   bulk,
-  bytesOf,
   type Entry,
   entryOf,
   type FileServices,
   listing,
   long,
+  oneFile,
+  pathBytes,
   pathOf,
   short,
-  single,
   splitHead,
   watching,
   withMachine,
@@ -51,9 +51,9 @@ export function fileHandlers(services: FileServices): Handlers['files'] {
     watch: (input, caller) => watchFiles(services, input, caller),
 
     async stat(input, caller) {
-      const path = bytesOf(input.path, input.path_encoding);
+      const path = pathBytes(input.path, input.path_encoding);
       const request = { path, sha256: input.checksum !== undefined };
-      const options = input.checksum ? long(caller) : single(caller);
+      const options = input.checksum ? long(caller) : oneFile(caller);
       const { entry, etag, sha256 } = await services.presence
         .get(input.machine_id)
         .stub.statFile(request, options);
@@ -69,7 +69,7 @@ async function listFiles(
   caller: Caller,
 ): Promise<Listing> {
   const { offset = 0, limit = 0, hidden = false } = input;
-  const request = { path: bytesOf(input.path ?? '', input.path_encoding), hidden, offset, limit };
+  const request = { path: pathBytes(input.path ?? '', input.path_encoding), hidden, offset, limit };
   const parts = services.presence.get(input.machine_id).stub.listFiles(request, listing(caller));
   const { head, rest } = await splitHead(parts, (part) => part.head);
   if (limit === 0 && head.total - offset > listedEntries) {
@@ -99,7 +99,7 @@ async function* batches(
 
 async function readContent(services: FileServices, input: Input<Route<'read'>>, caller: Caller) {
   const { offset = 0, length } = input;
-  const path = bytesOf(input.path, input.path_encoding);
+  const path = pathBytes(input.path, input.path_encoding);
   const request = { path, offset, max_bytes: contentBytes, ...present({ length }) };
   let head: ReadFileHead__Output | undefined;
   const chunks: Buffer[] = [];
@@ -142,7 +142,7 @@ async function* searchFiles(
   if (name === '' && content === '') {
     throw fieldError('query', 'name', 'is missing: search for name, content or both', 'invalid_request');
   }
-  const path = bytesOf(input.path ?? '', input.path_encoding);
+  const path = pathBytes(input.path ?? '', input.path_encoding);
   const request = { path, name, content, ignore_case, hidden, limit };
   let matches = 0;
   let tail: { truncated: boolean; visited: number; unreadable: number } | undefined;
@@ -170,7 +170,7 @@ const kinds = {
 /** Resolves once the machine watches the path. Rejects with the machine's error if the machine refuses. */
 async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
   const request = {
-    path: bytesOf(input.path ?? '', input.path_encoding),
+    path: pathBytes(input.path ?? '', input.path_encoding),
     recursive: input.recursive,
     may_be_missing: false,
   };

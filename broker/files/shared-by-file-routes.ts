@@ -36,7 +36,7 @@ const lasting =
     ...limits,
   });
 /** For calls about one file or directory. Timeout: 2 minutes. */
-export const single = lasting({ deadline_ms: 120_000, lane: 'single' });
+export const oneFile = lasting({ deadline_ms: 120_000, lane: 'single' });
 /** For calls that stream one small file. Timeout: 2 minutes. */
 export const short = lasting({ deadline_ms: 120_000, lane: 'short' });
 /** For calls that may read or write much of the machine's disk, such as a copy. Timeout: 24 hours. */
@@ -162,7 +162,7 @@ export function pathOf(path: Buffer): { path: string; path_encoding?: 'base64' }
  * Converts a path of a request to the bytes that agents get. Throws invalid_path for bad base64 and for a
  * path that is too long.
  */
-export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
+export function pathBytes(path: string, encoding: 'base64' | undefined): Buffer {
   const bytes = Buffer.from(path, encoding ?? 'utf8');
   // Node ignores characters that are not base64. Without this check a mistyped path would become another
   // path.

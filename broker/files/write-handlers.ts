@@ -11,15 +11,15 @@ import {
   assertEtag,
   badAnswer,
   bulk,
-  bytesOf,
   entryOf,
   type FileServices,
   long,
   modeOf,
+  oneFile,
+  pathBytes,
   pathOf,
   recordFileEvent,
   short,
-  single,
   withMachine,
 } from './shared-by-file-routes.ts';
 
@@ -44,22 +44,22 @@ export function writeHandlers(services: FileServices) {
 
     async change({ machine_id, path, path_encoding, mode, owner, group }, caller) {
       const change = present({ mode: modeOf(mode), owner, group });
-      const request = { path: bytesOf(path, path_encoding), ...change };
-      const { entry } = await services.presence.get(machine_id).stub.changeFile(request, single(caller));
+      const request = { path: pathBytes(path, path_encoding), ...change };
+      const { entry } = await services.presence.get(machine_id).stub.changeFile(request, oneFile(caller));
       return entryOf(entry);
     },
 
     async mkdir({ machine_id, path, path_encoding, mode, parents }, caller) {
       const directory = { parents, ...present({ mode: modeOf(mode) }) };
-      const request = { path: bytesOf(path, path_encoding), ...directory };
-      const { entry } = await services.presence.get(machine_id).stub.makeDirectory(request, single(caller));
+      const request = { path: pathBytes(path, path_encoding), ...directory };
+      const { entry } = await services.presence.get(machine_id).stub.makeDirectory(request, oneFile(caller));
       return entryOf(entry);
     },
 
     async touch({ machine_id, path, path_encoding, modified_at, create }, caller) {
       const time = present({ modified_at_ms: modified_at?.getTime() });
-      const request = { path: bytesOf(path, path_encoding), create, ...time };
-      const { entry } = await services.presence.get(machine_id).stub.touchFile(request, single(caller));
+      const request = { path: pathBytes(path, path_encoding), create, ...time };
+      const { entry } = await services.presence.get(machine_id).stub.touchFile(request, oneFile(caller));
       return entryOf(entry);
     },
 
@@ -77,7 +77,7 @@ export function writeHandlers(services: FileServices) {
 function uploadFile(services: FileServices, input: Input<Route<'upload'>>, caller: Caller) {
   const { path, content, create_parents, overwrite } = input;
   if (path === undefined) throw fieldError('form', 'path', 'is missing: name the file to write');
-  const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
+  const open = { path: pathBytes(path, input.path_encoding), create_parents, overwrite };
   // Called after the whole file was read, because form fields may come after the file.
   const commit = (): Commit => {
     const fields = content.fields();
@@ -89,7 +89,7 @@ function uploadFile(services: FileServices, input: Input<Route<'upload'>>, calle
 
 async function extractArchive(services: FileServices, input: Input<Route<'extract'>>, caller: Caller) {
   const { machine_id, overwrite, create_parents, content } = input;
-  const path = bytesOf(input.path, input.path_encoding);
+  const path = pathBytes(input.path, input.path_encoding);
   const requests = upload({ path, whole: false, overwrite, create_parents }, content.chunks, () => ({}));
   const { entry, summary } = await services.presence
     .get(machine_id)
@@ -114,8 +114,8 @@ function assertBeforeFile(early: Partial<Form>, fields: Form): void {
 /** Returns the request to move or copy on one machine. */
 function fromTo(input: Input<Route<'move'>>) {
   return {
-    source: bytesOf(input.source, input.source_encoding),
-    destination: bytesOf(input.destination, input.destination_encoding),
+    source: pathBytes(input.source, input.source_encoding),
+    destination: pathBytes(input.destination, input.destination_encoding),
     overwrite: input.overwrite,
   };
 }
@@ -134,7 +134,7 @@ async function putFile(
   options: CallOptions,
 ) {
   const { mode, create_parents, if_match, if_none_match } = input;
-  const path = bytesOf(input.path, input.path_encoding);
+  const path = pathBytes(input.path, input.path_encoding);
   const overwrite = input.overwrite && if_none_match === undefined;
   const open = { path, create_parents, overwrite, ...present({ if_match }) };
   const requests = upload(open, chunks, () => commitOf({ mode, overwrite }));
@@ -186,7 +186,7 @@ function* pieces(content: Buffer): Generator<Uint8Array> {
 
 async function removeFile(services: FileServices, input: Input<Route<'remove'>>, caller: Caller) {
   const { machine_id, recursive } = input;
-  const request = { path: bytesOf(input.path, input.path_encoding), recursive };
+  const request = { path: pathBytes(input.path, input.path_encoding), recursive };
   const { path, size } = await services.presence.get(machine_id).stub.removeFile(request, long(caller));
   const at = pathOf(path);
   await recordFileEvent(services, caller, 'file.deleted', machine_id, { ...at, size, recursive });
@@ -226,7 +226,7 @@ async function copyAcross(
   const target = input.destination_machine_id;
   const to = services.others?.writerOn(target, caller) ?? services.presence.get(target).stub;
   const { source, destination: path, overwrite } = fromTo(input);
-  const { type, mode } = assertEntry((await from.statFile({ path: source }, single(caller))).entry);
+  const { type, mode } = assertEntry((await from.statFile({ path: source }, oneFile(caller))).entry);
   const options = bulk(caller);
   let copied: { entry: FileEntry__Output | null; files: number; bytes: number };
   // If writing fails, the end of the request closes the stream that reads the source.

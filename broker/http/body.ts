@@ -138,7 +138,7 @@ const cutOff = (): AppError =>
  * Yields a raw body. Throws the reason of `over` when it fires. A client that sent Expect: 100-continue sends the
  * content only after the first read, so the content of a refused request is not transferred.
  */
-export async function* bytesOf(ctx: Context, over: AbortSignal): AsyncGenerator<Uint8Array> {
+export async function* bodyChunks(ctx: Context, over: AbortSignal): AsyncGenerator<Uint8Array> {
   sendContinue(ctx);
   for await (const chunk of readStream<Uint8Array>(ctx.req, over)) {
     countTransferred(chunk.length);

@@ -26,7 +26,7 @@ import {
 import type { Idempotency } from '../request-checks/idempotency.ts';
 import { queryOf, type RawInput } from '../request-checks/parse-api-request.ts';
 import type { Rates } from '../request-checks/rate-limits.ts';
-import { bytesOf, type JsonBody, parseJsonBody, readForm, type Spool } from './body.ts';
+import { bodyChunks, type JsonBody, parseJsonBody, readForm, type Spool } from './body.ts';
 import { assertOwnPage, isForwarded, isPrivate, type OriginServices } from './csrf-check.ts';
 import { createForwarder } from './forward-to-owner.ts';
 import { isStreamed, sendReply } from './reply.ts';
@@ -143,7 +143,7 @@ async function readBody(
   signal: AbortSignal,
 ): Promise<Content<Record<string, string>> | undefined> {
   if (route.accepts) assertPlainContent(ctx);
-  if (route.accepts === 'bytes') return { chunks: bytesOf(ctx, signal), fields: () => ({}) };
+  if (route.accepts === 'bytes') return { chunks: bodyChunks(ctx, signal), fields: () => ({}) };
   if (route.accepts === 'form') {
     const form = await readForm(ctx, spool, ({ path }) => (path ?? raw.query.path) !== undefined, signal);
     raw.body = form.firstFields;

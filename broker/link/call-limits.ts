@@ -47,7 +47,7 @@ export class CallLimits {
    * `abort` fires, rejects with its reason.
    */
   async enter(lane: Lane, abort: AbortController): Promise<() => void> {
-    const place = this.#placesOf(lane).acquire(abort.signal);
+    const place = this.#semaphoreOf(lane).acquire(abort.signal);
     if (!(place instanceof Promise)) return place;
     this.#queued += 1;
     const late = `the request waited ${queueMs / 1000} s for other requests to this machine, and was not sent`;
@@ -60,7 +60,7 @@ export class CallLimits {
     }
   }
 
-  #placesOf(lane: Lane): Semaphore {
+  #semaphoreOf(lane: Lane): Semaphore {
     const existing = this.#places.get(lane);
     if (existing) return existing;
     const most = lane === 'short' || lane === 'bulk' ? this.#mostOfHello : mostOpen[lane];

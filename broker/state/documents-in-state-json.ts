@@ -92,7 +92,7 @@ export class FileStore implements StateStore {
   }
 
   bytes(): Buffer {
-    return this.#file.bytesOf(this.#low.data);
+    return this.#file.toBytes(this.#low.data);
   }
 
   async close(): Promise<void> {

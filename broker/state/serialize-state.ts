@@ -15,7 +15,7 @@ export class StateJson {
   readonly #blocks = new Map<Name, Block[]>();
 
   /** Returns the bytes of the file: a JSON object whose first member is a checksum of the text without this member. */
-  bytesOf(data: Documents): Buffer {
+  toBytes(data: Documents): Buffer {
     const { version, install_id, generation, outbox } = data;
     const head = Buffer.from(JSON.stringify({ version, install_id, generation }).slice(1, -1));
     const blocks = names.flatMap((name) => this.#blocksOf(name, data[name]));

@@ -41,13 +41,13 @@ export class StateFile implements Adapter<Documents> {
     return data;
   }
 
-  bytesOf(data: Documents): Buffer {
-    return this.#json.bytesOf(data);
+  toBytes(data: Documents): Buffer {
+    return this.#json.toBytes(data);
   }
 
   async write(data: Documents): Promise<void> {
     await this.revert();
-    await writeDurably(this.#file, this.bytesOf(data), {
+    await writeDurably(this.#file, this.toBytes(data), {
       beforeRename: async () => {
         // The previous file becomes state.json.last, for recovery.
         if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));

@@ -228,7 +228,7 @@ test.each(inParts(2))(
 );
 
 /** Returns what some routes need beyond their schema: other parameters, or a call before the request. */
-function placesOf({
+function extrasByRoute({
   known,
   here,
   system,
@@ -279,14 +279,14 @@ test('the same requests succeed with the right key, and the machine gets their c
     Number(/remove|cancel|sessions\.end/.test(name)) + Number(name === 'machines.remove');
   const sorted = keyed.toSorted((a, b) => order(a.name) - order(b.name));
   const { key } = await scene.system.keyed([...scopes]);
-  const places = placesOf(scene);
+  const extras = extrasByRoute(scene);
   const received: unknown[] = [];
   const recorded: unknown[] = [];
   for (const { name, route } of sorted) {
-    await places[name]?.first?.();
+    await extras[name]?.first?.();
     received.push([
       name,
-      ...(await outcomeOf(scene, route, { key, ids: scene.here, ...places[name]?.params })),
+      ...(await outcomeOf(scene, route, { key, ids: scene.here, ...extras[name]?.params })),
     ]);
     if (route.kind === 'events') continue;
     const { items } = await scene.system.client.audit.list({ request_id: scene.requestIds.at(-1) ?? '' });

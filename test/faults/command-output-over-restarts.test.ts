@@ -2,7 +2,7 @@
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { expect, onTestFinished, test } from 'vitest';
-import { bench, bytesOf, gate, listen, nothingReceived, output } from '../commands-fixture.ts';
+import { bench, bodyBytes, gate, listen, nothingReceived, output } from '../commands-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { startBrokerProgram } from './broker-program.ts';
@@ -35,7 +35,7 @@ test('a link that is cut repeatedly during 100,000 lines loses and repeats nothi
   await all;
   expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
   expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: received.stdout.length });
-  expect(digest(await bytesOf(await output(system, id)))).toBe(digest(received.stdout));
+  expect(digest(await bodyBytes(await output(system, id)))).toBe(digest(received.stdout));
 });
 
 test('a broker that is stopped during a command asks its readers to reconnect, and no byte is lost after its restart', async () => {
@@ -62,7 +62,7 @@ test('a broker that is stopped during a command asks its readers to reconnect, a
   await listen(again, id, received);
   expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
   expect(received.stderr.toString()).toBe('tinyend');
-  expect(digest(await bytesOf(await output(again, id)))).toBe(digest(received.stdout));
+  expect(digest(await bodyBytes(await output(again, id)))).toBe(digest(received.stdout));
   expect(await (await output(again, id, 'stream=stderr')).text()).toBe('tinyend');
 });
 
@@ -92,7 +92,7 @@ test('after a broker was killed with SIGKILL during a command, its restart loses
   }
   if (!received.exit) await listen({ client }, id, received);
   expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
-  expect(digest(await bytesOf(await output({ url: `http://${broker.http}`, key: broker.key }, id)))).toBe(
+  expect(digest(await bodyBytes(await output({ url: `http://${broker.http}`, key: broker.key }, id)))).toBe(
     digest(received.stdout),
   );
   expect((await client.commands.get({ command_id: id })).status).toBe('completed');

@@ -6,7 +6,7 @@ import { createGzip } from 'node:zlib';
 import { AppError, fromErrno, ignoring } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/confined-fs.ts';
-import { assertHoldsFiles, holdsFiles } from '../confine/kernel-file-systems.ts';
+import { assertOnOrdinaryFileSystem, isOnOrdinaryFileSystem } from '../confine/kernel-file-systems.ts';
 import { hasChanged, openFileContents } from '../confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from '../confine/parse-request-path.ts';
 import { type Step, walk } from '../confine/walk-tree.ts';
@@ -29,7 +29,7 @@ interface Job {
 export const readArchive: Operation<'readArchive'> = async function* (disk, { gzip }, { path }, signal) {
   using opened = await disk.reading.directory(path);
   const directory = opened.at;
-  await assertHoldsFiles(directory, path);
+  await assertOnOrdinaryFileSystem(directory, path);
   const job: Job = { disk, directory, path, users: await disk.users(), signal, files: 0, bytes: 0 };
   const stats = await stat(directory);
   yield { head: { entry: describe(path, stats, job.users) } };
@@ -53,7 +53,7 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
     skip: leaveOutForbidden,
     // The temporary files of writes in progress are not part of the directory.
     leaveOut: disk.journal.isTemporary,
-    enter: (_, inside) => holdsFiles(inside),
+    enter: (_, inside) => isOnOrdinaryFileSystem(inside),
   });
   for await (const step of steps) {
     if (step.left) continue;

@@ -18,15 +18,15 @@ const madeUp: ReadonlySet<number> = new Set([
 ]);
 
 /** True if an open file or directory (/proc/self/fd/N) lies on an ordinary file system, on a disk or in memory. */
-export async function holdsFiles(at: Confined): Promise<boolean> {
+export async function isOnOrdinaryFileSystem(at: Confined): Promise<boolean> {
   // If statfs fails, the result is true. The caller then reads the directory, and that read fails with the reason.
   const found = await statfs(bytes(at)).catch(() => undefined);
   return found === undefined || !madeUp.has(found.type);
 }
 
 /** Throws unsupported_file if an open directory lies on a file system of the kernel. */
-export async function assertHoldsFiles(at: Confined, path: Bytes): Promise<void> {
-  if (!(await holdsFiles(at)))
+export async function assertOnOrdinaryFileSystem(at: Confined, path: Bytes): Promise<void> {
+  if (!(await isOnOrdinaryFileSystem(at)))
     throw fault(
       'unsupported_file',
       path,
@@ -37,7 +37,7 @@ export async function assertHoldsFiles(at: Confined, path: Bytes): Promise<void>
 /**
  * True if a file of /proc gives access to the memory of a process, which may contain secrets such as the agent's keys.
  */
-export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntStats): Promise<boolean> {
+export async function isProcessMemory(name: Bytes, at: Confined, { blocks }: BigIntStats): Promise<boolean> {
   if (blocks !== 0n || (name !== 'mem' && name !== 'kcore')) return false;
   return (await statfs(bytes(at))).type === procfs;
 }

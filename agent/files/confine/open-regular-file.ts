@@ -2,7 +2,7 @@
 import { ignoring } from '../../../shared/errors.ts';
 import type { Boundary } from './boundary.ts';
 import * as fs from './confined-fs.ts';
-import { holdsMemory } from './kernel-file-systems.ts';
+import { isProcessMemory } from './kernel-file-systems.ts';
 import { fault, type Target } from './parse-request-path.ts';
 import type { Confinement } from './resolve-inside-roots.ts';
 import type { Step } from './walk-tree.ts';
@@ -32,7 +32,7 @@ export async function openTargetFile(
   if (stats.isDirectory()) throw fault('is_a_directory', path, 'is a directory, where a file is needed');
   if (!stats.isFile()) throw fault('unsupported_file', path, 'is not a regular file');
   if (folder) throw fault('not_a_directory', path, 'ends in a slash, but is not a directory');
-  if (await holdsMemory(entry.name, at, stats))
+  if (await isProcessMemory(entry.name, at, stats))
     throw fault('unsupported_file', path, 'is not served: it gives access to the memory of a process');
   // The entry was opened with O_PATH, which cannot read. `at` opens the same inode again for reading.
   return { file: await fs.pin(at, fs.readOnly), stats, link: entry.link };
@@ -54,7 +54,7 @@ export async function openFileContents(step: Step, boundary: Boundary): Promise<
     const isOther = fs.identityOf(step.stats) !== fs.identityOf(stats);
     const isProtected =
       isOther && (await boundary.protection())(await fs.identify(step.parent), step.name, stats);
-    if (stats.isFile() && !isProtected && !(await holdsMemory(step.name, file.at, stats)))
+    if (stats.isFile() && !isProtected && !(await isProcessMemory(step.name, file.at, stats)))
       contents = { file, stats };
     return contents;
   } finally {

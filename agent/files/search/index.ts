@@ -7,7 +7,7 @@ import { monotonic } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { Semaphore } from '../../../shared/semaphore.ts';
 import type { Confined } from '../confine/confined-fs.ts';
-import { holdsFiles } from '../confine/kernel-file-systems.ts';
+import { isOnOrdinaryFileSystem } from '../confine/kernel-file-systems.ts';
 import { openFileContents } from '../confine/open-regular-file.ts';
 import { type Bytes, toText } from '../confine/parse-request-path.ts';
 import type { Confinement } from '../confine/resolve-inside-roots.ts';
@@ -75,7 +75,7 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
     if (!(error instanceof AppError)) job.unreadable += 1;
   };
   const enter = async (step: Step, inside: Confined): Promise<boolean> =>
-    seen(step) && (await holdsFiles(inside));
+    seen(step) && (await isOnOrdinaryFileSystem(inside));
   for await (const step of walk(directory, reading.boundary, { path, signal, skip, enter, leaveOut })) {
     if (step.left || !seen(step)) continue;
     job.visited += 1;

@@ -24,7 +24,8 @@ export interface RemotePath extends Path {
 }
 
 const base64 = 'base64:';
-const bytesOf = ({ path, path_encoding }: Path): Bytes => Buffer.from(path, path_encoding).toString('latin1');
+const pathBytes = ({ path, path_encoding }: Path): Bytes =>
+  Buffer.from(path, path_encoding).toString('latin1');
 
 function pathOf(name: Bytes): Path {
   const buffer = bytes(name);
@@ -37,7 +38,7 @@ function pathOf(name: Bytes): Path {
 export function pathText(given: Path): string {
   // If the name, path or link target of an entry is not UTF-8, the broker encodes all three in base64. A path in base64
   // may therefore be UTF-8.
-  const { path, path_encoding } = pathOf(bytesOf(given));
+  const { path, path_encoding } = pathOf(pathBytes(given));
   return path_encoding ? base64 + path : path;
 }
 
@@ -77,7 +78,7 @@ export async function fromTo(client: Farhand, source: RemotePath, to: RemotePath
 
 export const below = (directory: RemotePath, source: Path): RemotePath => ({
   machine_id: directory.machine_id,
-  ...pathOf(posix.join(bytesOf(directory), nameOf(source))),
+  ...pathOf(posix.join(pathBytes(directory), nameOf(source))),
 });
 
 export async function isDirectory(client: Farhand, path: RemotePath): Promise<boolean> {
@@ -107,7 +108,7 @@ export function assertDistinct(sources: Path[], to: string, toDirectory: boolean
 
 /** Returns the last component of a path. Throws if it is empty, `.`, `..` or `~`. */
 function nameOf(path: Path): Bytes {
-  const name = posix.basename(bytesOf(path));
+  const name = posix.basename(pathBytes(path));
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
   throw new UsageError(
     `the source ${pathText(path)} does not end in a file name; transfer it alone, to a path that ends in its new name`,
