@@ -1,5 +1,5 @@
 // The audit log: every call that changes or runs something, no secret, and a limit on refusals.
-import { readFileSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { describe, expect, onTestFinished, test } from 'vitest';
@@ -256,6 +256,20 @@ test('a change of a file, its event and its row are one transaction', async () =
   ]);
   const { items } = await system.client.events.list({ machine_id, sort: 'created_at' });
   expect(items.slice(-3).map(({ type }) => type)).toEqual(['file.uploaded', 'file.uploaded', 'file.deleted']);
+});
+
+test('the row of an upload has the path that was written, if the form and the query name two', async () => {
+  const { system, machine_id } = await startWithAgent();
+  const folder = temporaryFolder('audit');
+  const form = new FormData();
+  form.set('path', join(folder, 'real'));
+  form.set('file', new Blob(['x']));
+  const url = `${system.url}/api/v1/machines/${machine_id}/files/upload?path=${folder}/other`;
+  const headers = { Authorization: `Bearer ${system.key}` };
+  expect((await fetch(url, { method: 'POST', headers, body: form })).status).toBe(201);
+  expect(readdirSync(folder)).toEqual(['real']);
+  const { items } = await system.client.audit.list({ action: 'files.upload' });
+  expect(items).toMatchObject([{ what: { path: join(folder, 'real') } }]);
 });
 
 test('a command and its row are stored in a single transaction', async () => {

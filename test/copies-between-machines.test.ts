@@ -82,6 +82,32 @@ test('a byte that changes in transit is detected by the sender’s digest, and n
   expect(readdirSync(folder)).toEqual([]);
 });
 
+test('a copy has the mode of the file that was read, if that file has replaced the one before', async () => {
+  const system = await startFarhand();
+  const there = (await system.agent()).machineId;
+  const sender = await scriptedMachine(system);
+  const folder = temporaryFolder('replaced');
+  const copying = system.client.files.copy({
+    machine_id: sender.identity.machineId,
+    destination_machine_id: there,
+    source: '/a',
+    destination: join(folder, 'a'),
+  });
+  const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 3, type: 'FILE_TYPE_FILE' };
+  const { call_id } = await sender.next('call');
+  const replaced = { entry: { ...entry, mode: 0o644 }, etag: '"1"' };
+  sender.send({ reply: { call_id, response: sender.encode('StatFile', replaced) } });
+  const sha256 = createHash('sha256').update('abc').digest('hex');
+  sender.answerWith(
+    await sender.nextCallOf('ReadFile'),
+    { head: { entry: { ...entry, mode: 0o4600 }, etag: '"2"', length: 3 } },
+    { chunk: Buffer.from('abc') },
+    { tail: { sha256 } },
+  );
+  await copying;
+  expect(statSync(join(folder, 'a')).mode & 0o7777).toBe(0o600);
+});
+
 test('a key that may not use the other machine gets the same refusal whether it exists or not', async () => {
   const { system, here, there, folder } = await twoMachines();
   writeFileSync(join(folder, 'file'), 'x');

@@ -47,6 +47,39 @@ function stall(agent: ScriptedAgent, call: Call__Output): void {
     .write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 1 } }) });
 }
 
+test.each([
+  ['HEAD of a download', 'HEAD', (folder: string) => `/download?path=${folder}/big`, {}],
+  ['HEAD of an archive', 'HEAD', (folder: string) => `/download?path=${folder}&archive=tar`, {}],
+  ['HEAD of a list', 'HEAD', (folder: string) => `?path=${folder}`, {}],
+  ['HEAD of a search', 'HEAD', (folder: string) => `/search?path=${folder}&name=*`, {}],
+  [
+    'a refused range',
+    'GET',
+    () => '/download?path=/sys/kernel/mm/transparent_hugepage/enabled',
+    { range: 'bytes=0-1' },
+  ],
+] as const)(
+  'a client that reads no content of an answer does not keep the machine busy: %s',
+  async (_, method, of, headers) => {
+    const system = await startFarhand({ tuning: { link: { openCalls: 1 } } });
+    const { machineId } = await system.agent();
+    const folder = temporaryFolder('half-read');
+    writeFileSync(join(folder, 'big'), Buffer.alloc(3_000_000));
+    const base = `${system.url}/api/v1/machines/${machineId}/files`;
+    const authorization = `Bearer ${system.key}`;
+    // One call of each concurrency class at a time: a second call waits until the first one has ended.
+    for (let n = 0; n < 3; n += 1) {
+      const response = await fetch(`${base}${of(folder)}`, {
+        method,
+        headers: { authorization, ...headers },
+      });
+      await response.text();
+      const read = await fetch(`${base}/content?path=${folder}/big&length=1`, { headers: { authorization } });
+      expect([response.status === 503, read.status]).toEqual([false, 200]);
+    }
+  },
+);
+
 test('a read that has waited 10 s is refused as unavailable, and is never sent', async () => {
   const clock = leapingClock();
   const { agent, read, arrived } = await readableMachine(1);

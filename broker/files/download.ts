@@ -203,14 +203,8 @@ function recordDownload(
   path: Buffer,
   size: number,
 ): void {
-  recordFileEvent(services, caller, 'file.downloaded', machine, { ...pathOf(path), size }).catch(
-    (error: unknown) => {
-      services.log.warn(
-        { err: error, machine_id: machine },
-        'a file was downloaded, but the event file.downloaded could not be stored',
-      );
-    },
-  );
+  const data = { ...pathOf(path), size };
+  recordFileEvent(services, caller, 'file.downloaded', machine, data).catch(() => undefined);
 }
 
 /** Yields the chunks of a stream. At the end calls `ended` with their total size. */

@@ -108,12 +108,13 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
   try {
     for await (const part of services.presence.get(input.machine_id).stub.readFile(request, short(caller))) {
       if (part.head) {
+        if (head) throw badAnswer('has two first parts');
         head = part.head;
         release = services.contents.take(head.length ?? contentBytes);
       }
       if (part.chunk) chunks.push(Buffer.from(part.chunk));
       received += part.chunk?.length ?? 0;
-      if (received > contentBytes) throw badAnswer('is larger than requested');
+      if (received > (head?.length ?? contentBytes)) throw badAnswer('is larger than requested');
     }
   } finally {
     // The quota `contents` counts bytes only while they arrive, so the bytes of this request are released here. The

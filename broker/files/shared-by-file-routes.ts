@@ -48,18 +48,32 @@ export const listing = lasting({ lane: 'short' });
 /** For calls that may be silent for long, such as a watch. No idle timeout. */
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });
 
-/** Writes an event about a file and the caller's audit record. Resolves once both are on disk. */
+/**
+ * Writes an event about a file and the caller's audit record. Resolves once both are on disk. Throws internal_error if
+ * they cannot be stored. `unavailable` would be wrong, because the machine has made the change already.
+ */
 export async function recordFileEvent(
-  { state, history, events }: FileServices,
+  { state, history, events, log }: FileServices,
   caller: Caller,
   type: FileEvent,
   machine: MachineId,
   data: Record<string, unknown>,
 ): Promise<void> {
-  await history.write((transaction) => {
-    events.emit(transaction, type, state.machines.get(machine), data);
-    caller.commit(transaction);
-  });
+  try {
+    await history.write((transaction) => {
+      events.emit(transaction, type, state.machines.get(machine), data);
+      caller.commit(transaction);
+    });
+  } catch (error) {
+    log.error(
+      { err: error, machine_id: machine, type, ...data },
+      'an event about a file could not be stored',
+    );
+    throw new AppError(
+      'internal_error',
+      `the machine has carried out the request, but the broker could not store the event ${type}; see the broker’s log`,
+    );
+  }
 }
 
 /**

@@ -197,6 +197,7 @@ type CopyInput = Input<Api['files']['copy']>;
 
 /** A message of an agent that sends a file or archive: the next bytes, or at the end the checksum. */
 interface Part {
+  head?: { entry: FileEntry__Output | null } | null;
   chunk?: Buffer | null;
   tail?: { sha256: string } | null;
 }
@@ -226,7 +227,7 @@ async function copyAcross(
   const target = input.destination_machine_id;
   const to = services.others?.writerOn(target, caller) ?? services.presence.get(target).stub;
   const { source, destination: path, overwrite } = fromTo(input);
-  const { type, mode } = assertEntry((await from.statFile({ path: source }, oneFile(caller))).entry);
+  const { type } = assertEntry((await from.statFile({ path: source }, oneFile(caller))).entry);
   const options = bulk(caller);
   let copied: { entry: FileEntry__Output | null; files: number; bytes: number };
   // If writing fails, the end of the request closes the stream that reads the source.
@@ -237,8 +238,8 @@ async function copyAcross(
     copied = { entry, ...assertSummary(summary) };
   } else {
     const sent = digested(from.readFile({ path: source, digest: true }, options));
-    // Setuid and setgid bits are not copied to another machine.
-    const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
+    // The mode is that of the file that was read. Setuid and setgid bits are not copied to another machine.
+    const commit = () => ({ overwrite, mode: sent.mode() & 0o777, sha256: sent.sha256() });
     const { entry, size } = await to.writeFile(upload({ path, overwrite }, sent.chunks, commit), options);
     copied = { entry, files: 1, bytes: size };
   }
@@ -248,12 +249,15 @@ async function copyAcross(
   return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
 }
 
-/** Returns the chunks of a file, and a function that returns the sender's checksum after the last chunk. */
-function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Array>; sha256: () => string } {
+/** Returns the chunks of a file, and functions that return its mode and the sender's checksum after the last chunk. */
+function digested(parts: AsyncIterable<Part>) {
   let digest = '';
+  let entry: FileEntry__Output | null | undefined;
   return {
-    chunks: (async function* () {
-      for await (const { chunk, tail } of parts) {
+    mode: () => assertEntry(entry).mode,
+    chunks: (async function* (): AsyncGenerator<Uint8Array> {
+      for await (const { head, chunk, tail } of parts) {
+        entry ??= head?.entry;
         if (chunk) yield chunk;
         digest = tail?.sha256 ?? digest;
       }

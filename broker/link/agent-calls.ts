@@ -237,15 +237,15 @@ export class Calls {
       const release = await this.#limits.enter(lane, abort);
       const cancelDeadline =
         deadlineMs > 0 ? after(deadlineMs, () => abort.abort(this.#timedOut())) : () => {};
-      return {
-        id: newId('call'),
-        abort,
-        end() {
-          cancelDeadline();
-          forget();
-          release();
-        },
+      // The abort ends the call, because a caller may leave an answer half read, as after a HEAD request. Then nobody
+      // resumes #responses() to its `finally`.
+      const end = (): void => {
+        cancelDeadline();
+        forget();
+        release();
       };
+      abort.signal.addEventListener('abort', end, { once: true });
+      return { id: newId('call'), abort, end: () => abort.abort(finished) };
     } catch (error) {
       forget();
       throw error;

@@ -148,7 +148,8 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
   );
   // Ids are stored as the request contains them, except that long ids are cut.
   const machines = [...new Set(groups.flat())] as MachineId[];
-  const parts = [raw.params, raw.query, raw.body].filter((part) => typeof part === 'object' && part !== null);
+  // A field of the body replaces the parameter with its name, as in RequestParser.parse().
+  const parts = [raw.params, raw.body, raw.query].filter((part) => typeof part === 'object' && part !== null);
   const others = single.filter(({ noun }) => noun !== 'machine');
   const ids = others.map(({ noun, id }): [string, unknown] => [`${noun}_id`, cut(id)]);
   const fields = auditedFields.flatMap((name): [string, unknown][] => {

@@ -40,9 +40,11 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
   const ownKey = route.idempotency && repeatable && to.retries > 0 ? randomKey() : undefined;
   const key = given ?? ownKey;
   if (key) headers.set('Idempotency-Key', key);
+  // After a first attempt whose answer was lost, a repeat of a conditional write would be refused.
+  const conditional = headers.has('if-match') || headers.has('if-none-match') || input.overwrite === false;
   const idempotent =
     route.method === 'GET' ||
-    (route.method === 'PUT' && !headers.has('if-match')) ||
+    (route.method === 'PUT' && !conditional) ||
     (route.idempotency !== undefined && key !== undefined);
   return { route, url: urlOf(to.baseUrl, route, input), headers, body, repeatable, idempotent };
 }

@@ -312,6 +312,20 @@ test('an impossible file is refused, cut off or passed on unchanged, and the lin
   expect((await system.call('GET', `/machines/${machineOf(hostile)}`)).body.data.status).toBe('online');
 });
 
+test('an agent that announces several files in one answer uses up no memory of other machines', async () => {
+  const { system, hostile, served } = await bench();
+  for (const length of [10_000_000, 1_000_000, 100_000, 10_000, 1_000, 100, 10, 1]) {
+    const asked = system.call('GET', content(hostile));
+    const stream = hostile.answer((await hostile.next('call')).call_id);
+    const head = hostile.encode('ReadFile', { head: { ...fileOf('x'), length } });
+    for (let n = 0; n < 20; n += 1) stream.write({ message: head });
+    stream.end();
+    const { status, body } = await asked;
+    expect([status, body.error.code]).toEqual([503, 'machine_error']);
+  }
+  await served();
+});
+
 test('an endless listing with impossible names affects only its own reader', async () => {
   const { system, hostile, served } = await bench();
   const asked = fetch(`${system.url}/api/v1/machines/${machineOf(hostile)}/files?path=/a`, {

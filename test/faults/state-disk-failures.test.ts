@@ -1,6 +1,6 @@
 // Disks that fail for a while. A change is either refused and undone, or committed and written to the history within
 // seconds.
-import { readdirSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -57,6 +57,27 @@ const leapUntil = (clock: { leap(ms: number): void }, look: () => Promise<void> 
   );
 
 describe('while history cannot be written', () => {
+  test('a change of a file is reported as carried out, but not stored as an event', async () => {
+    const system = await startFarhand();
+    const { machineId } = await system.agent();
+    const [gone, written] = [join(system.dataDir, '../gone'), join(system.dataDir, '../written')];
+    writeFileSync(gone, '');
+    const release = lockHistory(system);
+    const answers = [
+      await system.call('DELETE', `/machines/${machineId}/files?path=${gone}`),
+      await system.call('PUT', `/machines/${machineId}/files/content`, {
+        body: { path: written, content: 'new' },
+      }),
+    ];
+    release();
+    for (const { status, body } of answers)
+      expect([status, body.error]).toMatchObject([
+        500,
+        { code: 'internal_error', message: /^the machine has carried out the request/ },
+      ]);
+    expect([existsSync(gone), readFileSync(written, 'utf8')]).toEqual([false, 'new']);
+  });
+
   test('an enrolment is acknowledged, and its webhook is delivered within seconds after the failure has ended', async () => {
     const clock = leapingClock();
     const system = await startWebhookSystem();
