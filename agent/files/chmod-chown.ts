@@ -1,7 +1,7 @@
 // Changes mode, owner or group of a file or directory. Symlinks are followed.
-import { AppError } from '../../shared/errors.ts';
-import { chmod, chown, stat } from './confine/confined-fs.ts';
-import { assertFolder, assertMode } from './confine/parse-request-path.ts';
+import { AppError, ignoring } from '../../shared/errors.ts';
+import { chmod, chown, identityOf, lookAt, pin, readOnly, stat, syncChange } from './confine/confined-fs.ts';
+import { assertFolder, assertMode, fault } from './confine/parse-request-path.ts';
 import { describe } from './file-description.ts';
 import type { Operation, RequestOf } from './handler-adapters.ts';
 import type { Users } from './users-groups.ts';
@@ -18,10 +18,20 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
   // `at` leads to the opened file, even if another file gets its name meanwhile.
   const { at, stats } = entry.present;
   assertFolder(target, stats);
+  // Opened before the change, which may take the agent's permission to open it. The change of a file that the agent may
+  // not read, or of a device, is durable only when the system next flushes its disk.
+  const isPlain = stats.isFile() || stats.isDirectory();
+  using file = isPlain ? await pin(at, readOnly).catch(ignoring('EACCES')) : undefined;
   signal.throwIfAborted();
-  // The mode is set second, because a change of owner clears setuid and setgid.
-  if (uid !== unchanged || gid !== unchanged) await chown(at, uid, gid);
-  if (request.mode !== undefined) await chmod(at, request.mode);
+  await entry.inTurn(async () => {
+    const now = await lookAt(entry.at);
+    if (!now || identityOf(now) !== identityOf(stats))
+      throw fault('conflict', target.path, 'was replaced meanwhile; try again');
+    // The mode is set second, because a change of owner clears setuid and setgid.
+    if (uid !== unchanged || gid !== unchanged) await chown(at, uid, gid);
+    if (request.mode !== undefined) await chmod(at, request.mode);
+  });
+  if (file) await syncChange(file);
   return { entry: describe(target.path, await stat(at), users, entry.link) };
 };
 

@@ -1,12 +1,21 @@
 // Moves and copies files and directories, and moves symlinks. The destination appears complete or not at all.
+import { createHash } from 'node:crypto';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { assertPlace, type Placement, place } from './atomic/rename-into-place.ts';
 import { PrivateDirectory } from './atomic/temporary-directory.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
-import { assertFolder, fault, type Target, targetOf, toText } from './confine/parse-request-path.ts';
+import {
+  assertFolder,
+  type Bytes,
+  fault,
+  type Target,
+  targetOf,
+  toText,
+} from './confine/parse-request-path.ts';
 import type { PathEntry } from './confine/resolve-inside-roots.ts';
+import { walk } from './confine/walk-tree.ts';
 import { duplicate } from './copy-tree.ts';
 import { describeName } from './file-description.ts';
 import type { Disk, Operation } from './handler-adapters.ts';
@@ -88,7 +97,8 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
   await assertTransfer(disk, transfer);
   signal.throwIfAborted();
   try {
-    await place(placing(transfer, from.at));
+    // Without `overwrite`, place() removes the name of the source in a second step.
+    await (transfer.overwrite ? to : from).inTurn(() => place(placing(transfer, from.at)));
     await dropTwin(transfer);
   } catch (error) {
     if (errnoOf(error) !== 'EXDEV') throw fromErrno(error, toText(destination.path));
@@ -129,9 +139,10 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   const paths = { path: source.path, destination: destination.path };
   const leaveOut = journal.isTemporary;
   const options = { boundary: writing.boundary, ...paths, signal, moves: true, leaveOut };
+  const before = await stateBelow(from.at, stats, leaveOut);
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());
-  await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {
+  await withdraw(transfer, leaving.content(), before).catch(async (error: unknown) => {
     // The source could not be removed, so the copy is removed again. A copy that has replaced another file stays.
     if (!to.found && (await identityAt(to.at)) === identity) {
       using copy = await fs.pin(to.at);
@@ -165,13 +176,36 @@ async function publish(transfer: Transfer, content: fs.Confined): Promise<string
   return fs.identityOf(stats);
 }
 
-/** Moves the source atomically into a private directory, which the caller removes with its content. */
-async function withdraw({ from, stats, source }: Transfer, away: fs.Confined): Promise<void> {
+/**
+ * Moves the source atomically into a private directory, which the caller removes with its content. If the source has
+ * changed since the copy began, moves it back and throws `conflict`.
+ */
+async function withdraw({ from, stats, source }: Transfer, away: fs.Confined, before: string): Promise<void> {
   await fs.rename(from.at, away);
-  if ((await identityAt(away)) === fs.identityOf(stats)) return;
-  const directory = (await fs.lookAt(away))?.isDirectory() === true;
-  await place({ from: away, to: from.at, directory, overwrite: false, path: source.path });
-  throw fault('conflict', source.path, 'was replaced while it was moved; try again');
+  const now = await fs.lstat(away);
+  const same =
+    fs.identityOf(now) === fs.identityOf(stats) && now.size === stats.size && now.mtimeNs === stats.mtimeNs;
+  // Temporary files count here: an upload that has begun would publish its file in the withdrawn directory.
+  if (same && (await stateBelow(away, now).catch(() => undefined)) === before) return;
+  // rename(2) instead of link(2), which fails on some file systems, and for files of other users.
+  const overwrite = (await fs.lookAt(from.at)) === undefined;
+  await place({ from: away, to: from.at, directory: now.isDirectory(), overwrite, path: source.path });
+  throw fault('conflict', source.path, 'changed while it was moved; try again');
+}
+
+/** Returns a hash of the names, inodes and change times below a directory. */
+async function stateBelow(
+  at: fs.Confined,
+  stats: fs.BigIntStats,
+  leaveOut?: (name: Bytes) => boolean,
+): Promise<string> {
+  const hash = createHash('sha256');
+  if (!stats.isDirectory()) return '';
+  using pinned = await fs.pin(at);
+  const signal = new AbortController().signal;
+  for await (const step of walk(pinned.at, undefined, { path: '', signal, ...(leaveOut && { leaveOut }) }))
+    if (!step.left) hash.update(`${step.path}\0${step.stats.ino} ${step.stats.ctimeNs}\0`, 'latin1');
+  return hash.digest('hex');
 }
 
 async function identityAt(at: fs.Confined): Promise<string | undefined> {

@@ -2,7 +2,7 @@
 import { latestInstant, now } from '../../shared/clock.ts';
 import { AppError, ignoring } from '../../shared/errors.ts';
 import { NewFile, seconds } from './atomic/atomic-write.ts';
-import { type BigIntStats, type Pinned, pin, readOnly } from './confine/confined-fs.ts';
+import { type BigIntStats, type Pinned, pin, readOnly, syncChange } from './confine/confined-fs.ts';
 import { assertFile, assertFolder, fault, type Target } from './confine/parse-request-path.ts';
 import type { PathEntry } from './confine/resolve-inside-roots.ts';
 import { describe } from './file-description.ts';
@@ -42,7 +42,9 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
   if (!stats.isFile() && !stats.isDirectory())
     throw fault('unsupported_file', target.path, 'is neither a regular file nor a directory');
   using file = await pin(at, readOnly);
-  return await setTime(file, request.modified_at_ms ?? now());
+  const changed = await setTime(file, request.modified_at_ms ?? now());
+  await syncChange(file);
+  return changed;
 }
 
 /**

@@ -3,8 +3,9 @@
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/agent/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/WriteFileOpen.ts';
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
+import { fromErrno } from '../../shared/errors.ts';
 import { AtomicWrite } from './atomic/atomic-write.ts';
-import { type BigIntStats, identify, lookAt } from './confine/confined-fs.ts';
+import { type BigIntStats, lookAt } from './confine/confined-fs.ts';
 import {
   assertFile,
   assertMode,
@@ -13,6 +14,7 @@ import {
   fault,
   type Target,
 } from './confine/parse-request-path.ts';
+import type { PathEntry } from './confine/resolve-inside-roots.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Disk } from './handler-adapters.ts';
 import type { Upload } from './upload-messages.ts';
@@ -20,16 +22,16 @@ import type { Upload } from './upload-messages.ts';
 type FileUpload = Upload<WriteFileOpen__Output, WriteFileCommit__Output>;
 
 export async function writeFile(
-  { writing, journal, users }: Disk,
+  disk: Disk,
   upload: FileUpload,
   target: Target,
   signal: AbortSignal,
 ): Promise<WriteFileResponse> {
   assertFile(target);
   const { path } = target;
-  await using entry = await writing.entry(path, upload.open.create_parents);
-  assertAllowed(entry.found?.stats, upload.open, path);
-  await using draft = await AtomicWrite.begin(entry, journal);
+  const draft = await begin(disk, upload.open, path);
+  await using entry = draft.entry;
+  await using _ = draft;
   if (entry.found) await draft.tryOwner(entry.found.stats);
   for await (const chunk of upload.chunks()) {
     const written = draft.file.append(chunk);
@@ -45,12 +47,32 @@ export async function writeFile(
   const stats = await draft.file.pinned.stat();
   return {
     ...{ path: bytes(path), size: draft.file.size, created, sha256, etag: etagOf(stats) },
-    entry: describe(path, stats, await users(), entry.link),
+    entry: describe(path, stats, await disk.users(), entry.link),
   };
 }
 
-/** The newest publish() in progress for each file. The next publish() for the same file waits until it has ended. */
-const placing = new Map<string, Promise<unknown>>();
+/**
+ * Opens the directory, and creates the temporary file in it. Tries again if the directory was removed in between:
+ * another upload had created it, and failed.
+ */
+async function begin(
+  disk: Disk,
+  open: WriteFileOpen__Output,
+  path: Bytes,
+  attempts = 3,
+): Promise<AtomicWrite> {
+  let entry: PathEntry | undefined;
+  try {
+    entry = await disk.writing.entry(path, open.create_parents);
+    assertAllowed(entry.found?.stats, open, path);
+    return await AtomicWrite.begin(entry, disk.journal);
+  } catch (error) {
+    await entry?.[Symbol.asyncDispose]();
+    const { code } = fromErrno(error, '');
+    if (!open.create_parents || code !== 'file_not_found' || attempts === 1) throw error;
+    return begin(disk, open, path, attempts - 1);
+  }
+}
 
 /** Gives the new file its name. Returns true if no file had that name before. */
 async function publish(
@@ -60,7 +82,8 @@ async function publish(
   signal: AbortSignal,
 ): Promise<boolean> {
   const { entry } = draft;
-  const place = async (): Promise<boolean> => {
+  // If two uploads have the same if_match, the first replaces the file. The second must see the new file, and fail.
+  return entry.inTurn(async () => {
     const present = await lookAt(entry.at);
     await entry.recheck(present);
     assertAllowed(present, { overwrite }, entry.path);
@@ -69,17 +92,7 @@ async function publish(
     signal.throwIfAborted();
     await draft.place(overwrite);
     return present === undefined;
-  };
-  // Uploads to the same file are published one after another. If two uploads have the same if_match, the first replaces
-  // the file. The second must see the new file, and fail.
-  const key = `${await identify(entry.directory)}/${entry.name}`;
-  const placed = (placing.get(key) ?? Promise.resolve()).then(place, place);
-  placing.set(key, placed);
-  try {
-    return await placed;
-  } finally {
-    if (placing.get(key) === placed) placing.delete(key);
-  }
+  });
 }
 
 /** Throws if the existing file may not be replaced. */

@@ -993,17 +993,16 @@ describe('writing', () => {
     writeFileSync(path('.farhand-folder/kept'), 'x');
     mkdirSync(path('.farhand-empty'));
     symlinkSync('important', path('.farhand-link'));
-    if (isRoot) {
-      writeFileSync(path('.farhand-foreign'), 'x');
-      chownSync(path('.farhand-foreign'), 54_321, 0);
-    }
+    // An upload that replaces another user's file gives its temporary file to that user.
+    writeFileSync(path('.farhand-given'), 'x');
+    if (isRoot) chownSync(path('.farhand-given'), 54_321, 0);
     const lines = [
       'important',
       '.farhand-real',
       '.farhand-folder',
       '.farhand-empty',
       '.farhand-link',
-      '.farhand-foreign',
+      '.farhand-given',
       '.farhand-gone',
     ]
       .map((name) => `+${Buffer.from(path(name)).toString('base64url')}\n`)
@@ -1012,12 +1011,10 @@ describe('writing', () => {
     const torn = `+${Buffer.from(path('.farhand-torn')).toString('base64url')}`;
     writeFileSync(join(data, 'temporary.journal'), `${lines}+${done}\n-${done}\n\n?garbage\n${torn}`);
     await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
-    const foreign = isRoot ? ['.farhand-foreign'] : [];
     const rest = [
       '.farhand-done',
       '.farhand-folder',
       '.farhand-folder/kept',
-      ...foreign,
       '.farhand-link',
       '.farhand-torn',
       'important',

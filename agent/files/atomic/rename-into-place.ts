@@ -21,7 +21,12 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   const left = await fs.lookAt(from);
   // `from` is removed only if it still names the placed file: another program may have replaced it. This check does not
   // use `to`, because another program may have removed it already.
-  if (left && fs.identityOf(left) === placed) await fs.unlink(from);
+  if (!left || fs.identityOf(left) !== placed) return;
+  await fs.unlink(from).catch(async (error: unknown) => {
+    const made = await fs.lookAt(to);
+    if (made && fs.identityOf(made) === placed) await fs.unlink(to);
+    throw error;
+  });
 }
 
 /** Gives a file a second name. Fails with EEXIST if the name is taken, and cannot link directories. */

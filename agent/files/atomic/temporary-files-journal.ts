@@ -86,7 +86,13 @@ export class Journal {
     const name = prefix + randomUUID();
     const at = fs.child(directory, name);
     const path = `${await fs.readlink(directory)}/${name}`;
-    await this.#add(path);
+    try {
+      await this.#add(path);
+    } catch (error) {
+      this.#live.delete(path);
+      this.#names.delete(name);
+      throw error;
+    }
     return {
       at,
       path,
@@ -94,7 +100,10 @@ export class Journal {
       release: async (empty) => {
         try {
           await empty?.();
-          await fs.drop(at);
+          // A read-only file system also refuses to remove a name that does not exist.
+          await fs.drop(at).catch(async (error: unknown) => {
+            if (await fs.lookAt(at)) throw error;
+          });
           await this.#remove(path);
         } catch (error) {
           this.#log.warn({ err: error, path: toText(path) }, notRemoved);
@@ -203,7 +212,7 @@ async function remove(path: Bytes, mark: string): Promise<boolean> {
   using directory = new fs.Pinned(handle);
   const at = fs.child(directory.at, name);
   const stats = await fs.lookAt(at);
-  if (!stats || Number(stats.uid) !== process.geteuid?.()) return false;
+  if (!stats) return false;
   if (stats.isDirectory()) return await removeDirectory(at, mark, path);
   if (!stats.isFile()) return false;
   await fs.drop(at);

@@ -125,6 +125,10 @@ export const drop = (at: Confined): Promise<void> =>
     .catch((error: unknown) => (isErrno(error, 'EISDIR') ? rmdir(at) : Promise.reject(error)))
     .catch(ignoreMissing);
 
+/** Makes a change of an open file's mode, owner or times durable. Does nothing if its file system cannot flush. */
+export const syncChange = (file: Pinned): Promise<void> =>
+  file.handle.sync().catch(ignoring('EINVAL', 'EOPNOTSUPP'));
+
 /**
  * Makes the names in a directory durable. Does nothing if the directory is unreadable or its file system cannot flush
  * directories.

@@ -54,6 +54,9 @@ class Trail {
   }
 }
 
+/** The newest work of PathEntry.inTurn() for each name. */
+const turns = new Map<string, Promise<unknown>>();
+
 /**
  * A resolved path: one name in an open directory inside the boundary. Confinement.entry() has followed a symlink at the
  * end of the path; Confinement.name() has not.
@@ -92,6 +95,21 @@ export class PathEntry implements AsyncDisposable {
   async recheck(stats: fs.BigIntStats | undefined): Promise<void> {
     const location = { at: this.directory, name: this.name };
     this.#boundary.judge(await this.#boundary.survey(location), stats, this.path);
+  }
+
+  /**
+   * Runs `work` after all earlier work on the same name has ended. Work that replaces, removes or changes the file of a
+   * name runs here, so that none of it undoes another.
+   */
+  async inTurn<T>(work: () => Promise<T>): Promise<T> {
+    const key = `${await fs.identify(this.directory)}/${this.name}`;
+    const done = (turns.get(key) ?? Promise.resolve()).then(work, work);
+    turns.set(key, done);
+    try {
+      return await done;
+    } finally {
+      if (turns.get(key) === done) turns.delete(key);
+    }
   }
 
   /**

@@ -273,7 +273,13 @@ export class Client {
   #signal(name: string): void {
     if (!isSignal(name)) throw new AppError('invalid_request', `${name} is not a signal that may be sent`);
     const { running } = this.#terminal;
-    // signalGroup() returns false if the program is gone. The signal is not needed then.
-    if (running) signalGroup(running.child, name, true);
+    if (!running) return;
+    try {
+      // signalGroup() returns false if the program is gone. The signal is not needed then.
+      signalGroup(running.child, name, true);
+    } catch {
+      // The agent may not signal a program of another user, such as sudo. The client's call goes on, because its end
+      // would lose input.
+    }
   }
 }
