@@ -1,5 +1,5 @@
 // Batches: one command on many machines, with limits on simultaneous commands and on failures.
-import { mkdirSync, readdirSync, readFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { request } from 'undici';
@@ -12,6 +12,7 @@ import { storedRows } from './read-stored-state.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
+import { waitFor } from './wait-for.ts';
 
 const hour = 3_600_000;
 
@@ -359,6 +360,33 @@ async function largeFleet(count: number) {
   });
   return { system, history, ids };
 }
+
+test('a batch that is cancelled while it is being stored runs on none of its later machines', async () => {
+  const { system, ids } = await largeFleet(2_000);
+  const agent = await system.agent();
+  const file = join(temporaryFolder('ran'), 'ran');
+  const machine_ids = [...ids, agent.machineId];
+  const making = system.client.batches.create({
+    machine_ids,
+    command: `touch ${file}`,
+    queue_for: hour,
+    wait: 0,
+  });
+  // The first part of a batch is stored and listed at once.
+  const batch_id = await waitFor(async () => {
+    const { items } = await system.client.batches.list();
+    expect(items).toHaveLength(1);
+    return items[0]!.id;
+  });
+  await system.client.batches.cancel({ batch_id });
+  await making;
+  await soon(async () => (await system.client.batches.get({ batch_id })).finished_at).not.toBe(null);
+  expect(await system.client.batches.get({ batch_id })).toMatchObject({
+    status: 'cancelled',
+    counts: { cancelled: 2_001 },
+  });
+  expect(existsSync(file)).toBe(false);
+});
 
 test('a batch of many machines lists all of them at once, and DELETE ends all', async () => {
   const { system, ids } = await largeFleet(1_100);

@@ -1,7 +1,9 @@
 // Commands that wait: for an offline machine, on a busy one, over restarts, and until they expire.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
+import { cancelWaitMs } from '../broker/commands/open-command.ts';
+import type { Tuning } from '../broker/start/index.ts';
 import {
   bench,
   commandsOn,
@@ -15,6 +17,7 @@ import {
 import { storedRows } from './read-stored-state.ts';
 import { joinScripted } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { waitFor } from './wait-for.ts';
 
 const hour = 3_600_000;
 
@@ -335,4 +338,22 @@ test('the list of a machine has only its own commands, and a limited key sees on
   });
   const { status } = await system.call('GET', '/commands?status=waiting');
   expect(status).toBe(400);
+});
+
+test('the cancel of a waiting command is refused while it cannot be stored, and the command is cancelled later', async () => {
+  const clock = leapingClock();
+  const stores: Parameters<NonNullable<Tuning['onStores']>>[0][] = [];
+  const system = await startFarhand({ tuning: { onStores: (opened) => void stores.push(opened) } });
+  const { begin, get } = await scriptedAway(system);
+  const id = await begin('true', { queue_for: hour });
+  const writing = vi.spyOn(stores[0]!.history, 'write').mockRejectedValue(new Error('no space left'));
+  const refused = system.call('DELETE', `/commands/${id}`);
+  await expect.poll(() => writing.mock.calls.length).toBeGreaterThan(0);
+  clock.leap(cancelWaitMs);
+  expect((await refused).body.error).toMatchObject({ code: 'unavailable' });
+  writing.mockRestore();
+  await waitFor(async () => {
+    clock.leap(5_000);
+    expect((await get(id)).status).toBe('cancelled');
+  });
 });

@@ -3,6 +3,7 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
+import { leapingClock } from './commands-fixture.ts';
 import { startFarhand, startWithAgent, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 interface Update {
@@ -195,6 +196,19 @@ test('commands are named when they are created, start and end, to keys that may 
   await system.client.commands.cancel({ command_id: queued });
   await expect.poll(() => times(none, queued)).toBe(1);
   expect([times(live, queued), times(none, first)]).toEqual([1, 0]);
+});
+
+test('a stream whose key has expired does not make the commands of others fail', async () => {
+  const clock = leapingClock();
+  const { system, machine_id } = await startWithAgent();
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString();
+  const { key } = await system.client.keys.create({ name: 'brief', scopes: ['commands:read'], expires_at });
+  const live = await follow(system, 'commands', key);
+  // The wall clock leaps, so the timer that ends the stream is late.
+  clock.set(Date.now() + 7_200_000);
+  const { status, stdout } = await system.client.commands.create({ machine_id, command: 'echo out' });
+  expect([status, stdout]).toEqual(['completed', 'out\n']);
+  await expect.poll(live.isOpen).toBe(false);
 });
 
 test('a stream ends with its key, and when the broker stops', async () => {

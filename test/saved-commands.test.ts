@@ -158,6 +158,15 @@ test('each type has its values, and a wrong one is named before anything runs', 
   expect((await client.commands.list()).total).toBe(before);
 });
 
+test('values that make the arguments too long are refused before anything is stored', async () => {
+  const { system, ids, save } = await started();
+  const { id } = await save({ argv: ['echo', ...Array.from({ length: 8 }, () => '{{x}}'.repeat(3276))] });
+  const body = { machine_ids: [ids[0]], parameters: { x: 'x'.repeat(4096) } };
+  const { status, body: answer } = await system.call('POST', `/saved-commands/${id}/run`, { body });
+  expect([status, answer.error.message]).toEqual([422, expect.stringContaining('64 KiB')]);
+  expect((await system.client.batches.list()).total).toBe(0);
+});
+
 test('a required parameter must be given', async () => {
   const { save, output } = await started();
   const { id } = await save();

@@ -1,8 +1,8 @@
-// Terminal input that the agent has not acknowledged when its link is lost. In some tests, the agent reports a wrong
+// Terminal input and sizes that have not reached the agent when its link is lost. In some tests, the agent reports a wrong
 // count of input bytes.
-import { expect, test } from 'vitest';
-import { leapingClock } from './commands-fixture.ts';
-import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { bench as benchWithAgent, leapingClock, soon } from './commands-fixture.ts';
+import { attached, begin, bench, createPort, join, keeper, ticketIn } from './sessions-fixture.ts';
 
 const kib = 1024;
 const size = { cols: 80, rows: 24 };
@@ -118,4 +118,49 @@ test('an agent that never acknowledges is sent 64 KiB, and no more input is read
   expect([client.line.has('input'), client.read()]).toEqual([false, 3]);
   client.line.confirm(32 * kib);
   expect(await client.line.input(32 * kib)).toBe('2'.repeat(32 * kib));
+});
+
+test('a size that was sent while the link was silently lost reaches the terminal after the reconnect', async () => {
+  const { system, proxy, agent, machine_id } = await benchWithAgent();
+  const { sessions } = system.client;
+  const args = ['-c', 'stty -echo; echo ready; while read line; do echo "$line $(stty size)"; done'];
+  const { id: session_id } = await sessions.create({ machine_id, shell: '/bin/sh', args });
+  const { stream_url } = await sessions.attach({ session_id });
+  const port = createPort();
+  void system.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
+  await soon(() => port.text()).toContain('ready');
+  const [lost, back] = [agent.linked(false), agent.linked(true)];
+  proxy.stall();
+  const read = port.read();
+  port.do({ size: { cols: 132, rows: 50 } });
+  port.type('size\r');
+  await soon(() => port.read()).toBe(read + 2);
+  proxy.cut();
+  proxy.resume();
+  await lost;
+  await back;
+  await soon(() => port.text()).toContain('size 50 132');
+});
+
+test('a signal that the agent may not send loses no input', async () => {
+  const { system, machine_id } = await benchWithAgent();
+  const { sessions } = system.client;
+  const args = ['-c', 'stty -echo; echo ready; while read line; do echo "got $line"; done'];
+  const { id: session_id } = await sessions.create({ machine_id, shell: '/bin/sh', args });
+  const { stream_url } = await sessions.attach({ session_id });
+  const port = createPort();
+  void system.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
+  await soon(() => port.text()).toContain('ready');
+  // The kernel refuses a signal to a program of another user, such as sudo.
+  const { kill } = process;
+  const refusing = vi.spyOn(process, 'kill').mockImplementation((pid, name) => {
+    if (pid < 0 && name === 'SIGINT')
+      throw Object.assign(new Error('kill EPERM'), { code: 'EPERM', errno: -1 });
+    return kill(pid, name);
+  });
+  onTestFinished(() => refusing.mockRestore());
+  port.do({ signal: 'SIGINT' }, { input: Buffer.from('one\r') });
+  await soon(() => port.text()).toContain('got one');
+  expect(refusing).toHaveBeenCalledWith(expect.any(Number), 'SIGINT');
+  expect(port.notes.filter(({ type }) => type === 'refused')).toEqual([]);
 });

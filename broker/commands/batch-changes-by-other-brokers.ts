@@ -60,10 +60,9 @@ export class BatchFollower {
       [...open.keys()].flatMap(({ cancel, id }) => (cancel ? [] : id)),
     );
     for (const [batch, members] of open) {
-      if (cancelled.includes(batch.id)) {
-        batch.cancel = true;
+      if (cancelled.includes(batch.id))
         await this.#scheduler.cancelAll(members.filter(({ stored }) => stored));
-      } else if (members.some(({ state }) => state === 'queued')) await batches.isFull(batch);
+      else if (members.some(({ state }) => state === 'queued')) await batches.isFull(batch);
     }
     this.#scheduler.decideSoon();
   }

@@ -203,7 +203,7 @@ export class Batches {
     if (full !== undefined) throw longQueue(full);
     const origin = { key_id, batch_id, ...(params.schedule_id && { schedule_id: params.schedule_id }) };
     const counts = { open: machines.length - elsewhere.length, running: 0, elsewhere: 0, failures: 0 };
-    const progress = { ...batch, ...counts, isComplete: true };
+    const progress = { ...batch, ...counts, isComplete: false };
     const isElsewhere = new Set(elsewhere);
     const all: Command[] = [];
     try {
@@ -229,6 +229,7 @@ export class Batches {
           caller.commit(transaction, { ...hooks.made, batch_id }, slice, more);
         });
       }
+      progress.isComplete = true;
       return all;
     } catch (error) {
       await store.batches.remove(batch_id).catch((err: unknown) => {

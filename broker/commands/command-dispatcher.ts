@@ -237,10 +237,11 @@ export class Scheduler {
   }
 
   /**
-   * Cancels commands of a batch. Waiting commands are marked first, so that none of them starts meanwhile.
+   * Cancels commands of a batch. The batch is marked first, so that none of its waiting commands starts meanwhile, not
+   * even one that is added later because the batch is still being stored.
    */
   async cancelAll(members: readonly OpenCommand[], by?: Caller): Promise<void> {
-    for (const open of members) if (open.state === 'queued') open.record = { ...open.record, cancel: true };
+    for (const { batch } of members) if (batch) batch.cancel = true;
     this.decideSoon();
     await Promise.all(members.filter(({ state }) => state !== 'queued').map((open) => open.cancel(by)));
   }
@@ -328,7 +329,7 @@ export class Scheduler {
     const { presence, mayRun } = this.#context;
     const { record, batch } = open;
     const { cancel, queue_until, machine_id } = record;
-    if (cancel) return { status: 'cancelled' };
+    if (cancel || batch?.cancel) return { status: 'cancelled' };
     if (queue_until !== null && queue_until <= now()) return { status: 'expired', reason: 'queue_expired' };
     if (this.#checkingRights && !mayRun(record)) return { status: 'cancelled', reason: 'key_revoked' };
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)

@@ -6,6 +6,7 @@ import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { TurnLimit } from '../event-loop-turn-limit.ts';
+import { ownedElsewhere } from '../history/group-commit.ts';
 import type { HistoryTransaction } from '../history/history-database.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../list-pages-and-filters.ts';
@@ -108,6 +109,7 @@ export class Commands {
     get: ({ command_id }) => this.#record(command_id),
     cancel: async ({ command_id }, caller) => {
       const open = this.#parts.scheduler.get(command_id);
+      if (!open) await this.#assertEnded(command_id);
       await open?.cancel(caller);
       await open?.untilEnded(cancelWaitMs);
       return serializeFor(caller, await this.#record(command_id));
@@ -291,10 +293,15 @@ export class Commands {
   /** Throws command_not_found, or conflict for a command that has not started or has ended. */
   async #refuse(id: string): Promise<never> {
     const open = this.#parts.scheduler.get(id);
-    if (!open) await this.#parts.store.get(id);
+    if (!open) await this.#assertEnded(id);
     const started = open?.state !== 'queued';
     const message = started ? `command ${id} has ended, so it takes no more input or signals` : unstarted(id);
     throw new AppError('conflict', message, { command_id: id, started });
+  }
+
+  /** Throws unavailable if a command that is not in memory is open: the next owner of its machine loads it soon. */
+  async #assertEnded(id: string): Promise<void> {
+    if ((await this.#parts.store.get(id)).finished_at === null) throw ownedElsewhere();
   }
 }
 

@@ -146,13 +146,15 @@ export function endOf(exit: ProcessExit__Output, command: Command, journalId: st
   const ran = exit.outcome === 'PROCESS_OUTCOME_EXITED';
   const status = unsure ? 'lost' : ran && exit.exit_code !== 0 ? 'failed' : outcomes[exit.outcome];
   const timed = exit.started_at_ms > 0;
+  // Retention compares these times with the broker's clock, so a machine whose clock is ahead must not set future ones.
+  const ahead = Math.max(0, exit.finished_at_ms - now());
   return {
     status,
     exit_code: timed && status !== 'lost' ? exit.exit_code : null,
     signal: exit.signal || null,
     reason: unsure ? 'no_report' : exit.reason || null,
-    ...(timed && { started_at: exit.started_at_ms }),
-    ...(exit.finished_at_ms > 0 && { finished_at: exit.finished_at_ms }),
+    ...(timed && { started_at: Math.max(1, exit.started_at_ms - ahead) }),
+    ...(exit.finished_at_ms > 0 && { finished_at: exit.finished_at_ms - ahead }),
   };
 }
 

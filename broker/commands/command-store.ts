@@ -185,7 +185,7 @@ export class CommandStore {
     transaction.about(command.machine_id);
     const then = { status: 'running', exit_code: null, finished_at: null } as const;
     this.#emit(transaction, 'command.started', { ...command, ...then });
-    this.#changed(command);
+    transaction.committed(() => this.#changed(command));
   }
 
   /** Writes the end of a command and the event about the end. Must be called once for each command. */

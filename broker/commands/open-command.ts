@@ -104,8 +104,7 @@ export class OpenCommand {
 
   /** Waits until the command's end is on disk, at most `ms` milliseconds, and only until the signal fires. */
   untilEnded(ms: number, signal?: AbortSignal): Promise<void> {
-    const { output } = this;
-    return output.changed.until(() => this.ended !== undefined || output.stopped, ms, signal);
+    return this.output.changed.until(() => this.ended !== undefined || this.output.stopped, ms, signal);
   }
 
   /** Stops all work on the command, because another broker owns its machine, and deletes its output here. */
@@ -144,8 +143,7 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // The command stays queued if the batch has no free slot or too many failures. isFull() counts the commands of
-      // all brokers.
+      // The batch has no free slot, or too many failures at all brokers together. The command stays queued.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
@@ -287,7 +285,13 @@ export class OpenCommand {
   /** Cancels the command now, or when its machine is online again. If it is queued, it never runs. */
   async cancel(by?: Caller): Promise<void> {
     this.#cancelledBy = by && { key_id: by.key_id, key_name: by.key_name };
-    if (this.state === 'queued' && this.stored) return this.finish({ status: 'cancelled' });
+    if (this.state === 'queued' && this.stored) {
+      void this.finish({ status: 'cancelled' });
+      await this.untilEnded(cancelWaitMs);
+      const details = { command_id: this.record.id };
+      if (!this.ended) throw new AppError('unavailable', 'the cancel is not stored yet; try again', details);
+      return;
+    }
     this.record = { ...this.record, cancel: true };
     // If the command is not stored yet, nothing is written here. The scheduler ends the command once it is stored.
     if (!this.stored) return;
@@ -298,10 +302,7 @@ export class OpenCommand {
     // The kill is sent even if the write fails, so that the command ends even while the disk is full.
     await written.catch((error: unknown) => {
       if (!presence.online(this.record.machine_id)) throw error;
-      this.#logError(
-        error,
-        'the cancellation of a command could not be stored; the command is killed anyway',
-      );
+      this.#logError(error, 'a cancellation could not be stored; the command is killed anyway');
     });
     this.#kill();
   }

@@ -1,6 +1,7 @@
 // The parameters of saved commands: checks them, and inserts their values into arguments. No shell reads a value, and a
 // value is never split.
 import { createContext, Script } from 'node:vm';
+import { mostInput } from '../../shared/api/batches.ts';
 import { longestValue } from '../../shared/api/saved-commands.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { type AppError, fieldError } from '../../shared/errors.ts';
@@ -33,11 +34,16 @@ export function commandWith(saved: SavedCommand, values: ParameterValues): Comma
   // A Map, because a parameter can have the name of a property that every object inherits, such as `constructor`.
   const given = new Map(Object.entries(values));
   const texts = new Map(parameters.map((one) => [one.name, textOf(one, given.get(one.name), time)]));
+  let length = 0;
   const args = argv.flatMap((argument) => {
     const [, only] = /^\{\{([a-z][a-z0-9_]*)\}\}$/.exec(argument) ?? [];
     // An argument that consists of one parameter is left out if the parameter has no value.
     if (only !== undefined && texts.get(only) === undefined) return [];
-    return [argument.replace(placeholder, (_, name: string) => texts.get(name) ?? '')];
+    const text = argument.replace(placeholder, (_, name: string) => texts.get(name) ?? '');
+    length += text.length;
+    if (length > mostInput)
+      throw fieldError('body', 'parameters', 'make the arguments longer than 64 KiB together');
+    return [text];
   });
   const [command = '', ...rest] = args;
   return {

@@ -46,7 +46,7 @@ export class GroupCommit {
   readonly name: string;
   readonly writer: Writer;
   readonly appliers: ReadonlyMap<string, Applier>;
-  readonly #log: Logger;
+  readonly log: Logger;
   #queue: Pending[] = [];
   /** Functions that reject waiting reads. A read waits for the writes that were requested before it. */
   readonly #waiting = new Set<(error: unknown) => void>();
@@ -60,7 +60,7 @@ export class GroupCommit {
     this.name = name;
     this.writer = writer;
     this.appliers = appliers;
-    this.#log = log;
+    this.log = log;
     this.writer.onUnavailable(() => this.#rejectWaiting());
   }
 
@@ -141,7 +141,7 @@ export class GroupCommit {
       // The error of a change is not logged, because the change's caller gets it.
       const failure = done[0]?.failure;
       if (!failure)
-        this.#log.error({ err: error }, `${this.name} could not be written, so the changes are undone`);
+        this.log.error({ err: error }, `${this.name} could not be written, so the changes are undone`);
       await this.#undo();
       for (const member of group) member.reject(failure ? failure.error : error);
     }
@@ -215,7 +215,14 @@ class Change {
 
   readonly runHooks = async (): Promise<void> => {
     await Promise.all(this.#answers);
-    for (const hook of this.#hooks) hook();
+    for (const hook of this.#hooks) {
+      try {
+        hook();
+      } catch (err) {
+        // The change is on disk, so it must not count as failed.
+        this.#group.log.error({ err }, 'a function that is called after a commit has failed');
+      }
+    }
   };
 
   end(): void {

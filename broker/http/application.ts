@@ -211,8 +211,9 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
  * the client may repeat the request. This number is `retry_after` in the details of the error, or 5 without it.
  */
 export function retryHeaders({ status, details }: Pick<AppError, 'status' | 'details'>): Headers {
-  const { retry_after = 5 } = details;
-  return status === 503 || status === 429 ? { 'Retry-After': String(retry_after) } : {};
+  // An agent can send any details.
+  const seconds = typeof details.retry_after === 'number' ? details.retry_after : 5;
+  return status === 503 || status === 429 ? { 'Retry-After': String(seconds) } : {};
 }
 
 /**

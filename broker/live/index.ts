@@ -150,7 +150,12 @@ export class LiveUpdates {
     const changed = new Map<CommandId, MachineId>();
     const woken = new Wake();
     const stop = this.#services.commands.watch((id, machine) => {
-      if (!caller.reaches(machine)) return;
+      try {
+        if (!caller.reaches(machine)) return;
+      } catch {
+        // The key has expired. The loop below then ends the stream.
+        return woken.wake();
+      }
       changed.delete(id);
       changed.set(id, machine);
       const [oldest] = changed.keys();

@@ -141,7 +141,8 @@ export class Logins {
   };
 
   #usedAt({ id, used_at }: Login): number {
-    return this.#used.get(id) ?? Date.parse(used_at);
+    // Another broker may have saved a later use.
+    return Math.max(this.#used.get(id) ?? 0, Date.parse(used_at));
   }
 
   #endOf(login: Login): number {

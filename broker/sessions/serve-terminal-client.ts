@@ -1,8 +1,6 @@
 // Serves one attached client of a terminal. Even if the link to the agent is lost and replaced, the client gets each
 // byte of output once, and its input reaches the terminal at most once.
 import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
-import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
-import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/TerminalOutput.ts';
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/terminal-sessions.ts';
@@ -15,6 +13,7 @@ import type { Link } from '../presence/index.ts';
 import type { OpenSession } from './session.ts';
 import type { Attached } from './session-records.ts';
 import type { Action, ClientPort, CloseReason, Notice } from './terminal-client.ts';
+import { UnacknowledgedInput } from './unacknowledged-input.ts';
 
 /** The part of an attached client that the class Conversation uses. */
 interface ServedClient {
@@ -190,14 +189,21 @@ export class Conversation {
     const { record, ended } = this.#session;
     if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
     this.#position = offset;
-    const lost = this.#input.begin({ offset, input_taken, known });
+    const { cols, rows } = record;
+    const reported = sizeOf(size) ?? record;
+    // The terminal did not get the last size if the link was lost at that moment.
+    const isOldSize = this.#ready && (reported.cols !== cols || reported.rows !== rows);
+    const repeated = isOldSize && this.#client.attached.mode === 'operator' ? { cols, rows } : undefined;
+    const lost = this.#input.begin({ offset, input_taken, known }, repeated);
     // The client is warned that input may be lost, but only while the session is open. After the end of the session, no
     // program reads input.
     if (lost > 0 && !ended) await this.#notify({ type: 'refused', message: mayBeLost(lost) });
     if (this.#ready) return;
     this.#ready = true;
-    const { cols, rows } = sizeOf(size) ?? record;
-    await this.#notify({ type: 'ready', client_id, offset, cols, rows, window: terminalReplayBytes });
+    await this.#notify({
+      ...{ type: 'ready', client_id, offset, window: terminalReplayBytes },
+      ...{ cols: reported.cols, rows: reported.rows },
+    });
   }
 
   async #sendOutput({ offset, data }: TerminalOutput__Output): Promise<void> {
@@ -250,143 +256,4 @@ function wrongOffset(wanted: number, sent: number): AppError {
 /** Returns the close reason for the clients of a session that is over. */
 export function endOf({ record: { exit_code, signal, reason } }: OpenSession): CloseReason {
   return { why: 'ended', exit_code, signal, reason };
-}
-
-/**
- * Maximum number of unacknowledged bytes of input. Beyond it, the broker sends no input until the agent acknowledges
- * some.
- */
-const mostUnacknowledged = 64 * 1024;
-/**
- * Maximum number of bytes of input in one message to the agent. The number is also used for output: whenever the client
- * has received this many more bytes, the broker reports the new offset to the agent.
- */
-const pieceBytes = 32 * 1024;
-
-/** The agent's first answer to a call: the offsets at which output and input continue. */
-interface Beginning {
-  /** Offset of the first byte of output that the agent sends in this call. */
-  offset: number;
-  /** Bytes of input that the agent has. */
-  input_taken: number;
-  /** True if the agent remembers this client from an earlier call. */
-  known: boolean;
-}
-
-/**
- * The unacknowledged input of one client, which is sent again after a lost link. Offsets of input continue across
- * calls.
- */
-class UnacknowledgedInput {
-  readonly #changed = new Wake();
-  /** The next action of the client, which waits while too much input is unacknowledged. */
-  #waiting: Action | undefined;
-  /** All input after byte `#acknowledged`, in one buffer. Many small buffers would need far more memory. */
-  #input: Buffer = Buffer.alloc(0);
-  #acknowledged = 0;
-  /** Offset of the next byte of input to send. */
-  #next = 0;
-  /** True once the agent has reported at which offsets of output and input this call begins. */
-  #begun = false;
-  /**
-   * `#taken` is the offset after the last byte of output that the client has received. `#reported` is the last value of
-   * `#taken` that was sent to the agent.
-   */
-  #taken = 0;
-  #reported = 0;
-
-  /**
-   * Resolves when the action has been sent to the agent, or its input has been added to `#input`. Also resolves when
-   * `signal` fires. After a lost link, only input is sent again, no other action.
-   */
-  async send(action: Action, signal: AbortSignal): Promise<void> {
-    this.#waiting = action;
-    this.#changed.wake();
-    while (this.#waiting && !signal.aborted) await this.#changed.wait(signal);
-  }
-
-  /**
-   * Handles the agent's first answer to a call. Returns the number of bytes of input that may be lost. Throws
-   * machine_error if the agent remembers the client, but reports more input than the broker took from the client.
-   */
-  begin({ offset, input_taken, known }: Beginning): number {
-    const resumes = known && input_taken >= this.#acknowledged;
-    // If the agent has forgotten the client, it is unknown which input arrived. This input is not sent again, because a
-    // command that is sent twice could run twice.
-    const lost = resumes ? 0 : this.#next - this.#acknowledged;
-    if (resumes) {
-      this.#next = this.#acknowledged + this.#input.length;
-      this.acknowledge(input_taken);
-    } else {
-      this.#input = this.#input.subarray(lost);
-      this.#acknowledged = input_taken;
-    }
-    this.#next = this.#acknowledged;
-    this.#taken = offset;
-    this.#reported = offset;
-    this.#begun = true;
-    this.#changed.wake();
-    return lost;
-  }
-
-  /** Drops input that the agent has acknowledged. Throws machine_error if `input_taken` is more than was sent. */
-  acknowledge(input_taken: number): void {
-    if (input_taken > this.#next) {
-      const details = { sent: this.#next, reported: input_taken };
-      const message = 'the agent acknowledged more bytes of input than the broker has sent';
-      throw new AppError('machine_error', message, details);
-    }
-    if (input_taken <= this.#acknowledged) return;
-    this.#input = this.#input.subarray(input_taken - this.#acknowledged);
-    this.#acknowledged = input_taken;
-    if (this.#waiting) this.#changed.wake();
-  }
-
-  /** Records that the client has received the output up to this offset. */
-  taken(offset: number): void {
-    this.#taken = offset;
-    if (offset - this.#reported >= pieceBytes) this.#changed.wake();
-  }
-
-  /** Yields the requests of one call until its signal fires. */
-  async *requests(open: AttachTerminalOpen, signal: AbortSignal): AsyncGenerator<AttachTerminalRequest> {
-    this.#begun = false;
-    yield { open };
-    while (!signal.aborted) {
-      // Input is sent only after the agent has reported how many bytes of input it already has.
-      const request = this.#begun ? this.#request() : undefined;
-      if (request) yield request;
-      else await this.#changed.wait(signal);
-    }
-  }
-
-  #request(): AttachTerminalRequest | undefined {
-    if (this.#taken - this.#reported >= pieceBytes) {
-      this.#reported = this.#taken;
-      return { taken: this.#taken };
-    }
-    const waiting = this.#waiting;
-    if (waiting && 'input' in waiting) this.#append(waiting.input);
-    const at = this.#next - this.#acknowledged;
-    if (at < this.#input.length) {
-      const input = this.#input.subarray(at, at + pieceBytes);
-      this.#next += input.length;
-      return { input };
-    }
-    if (!waiting || 'input' in waiting) return undefined;
-    this.#setWaiting(undefined);
-    return waiting;
-  }
-
-  /** Appends as much of the input to the buffer as fits. The rest waits in `#waiting`. */
-  #append(input: Uint8Array): void {
-    const free = mostUnacknowledged - this.#input.length;
-    this.#input = Buffer.concat([this.#input, input.subarray(0, free)]);
-    this.#setWaiting(input.length > free ? { input: input.subarray(free) } : undefined);
-  }
-
-  #setWaiting(rest: Action | undefined): void {
-    this.#waiting = rest;
-    if (!rest) this.#changed.wake();
-  }
 }

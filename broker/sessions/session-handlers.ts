@@ -80,7 +80,8 @@ export class Sessions {
     },
     end: async ({ session_id }, caller) => {
       const session = this.#context.sessions.get(session_id);
-      if (session && !session.ended) {
+      if (!session) await this.#assertEnded(session_id);
+      else if (!session.ended) {
         await session.requestEnd(caller);
         await session.until(() => session.over, answerMs, caller.signal);
       }
@@ -304,14 +305,19 @@ export class Sessions {
    * ended, or unavailable if no broker has loaded it yet.
    */
   async #refuse(session_id: string): Promise<never> {
-    const { sessions, records } = this.#context;
-    const stored = sessions.has(session_id) ? undefined : await records.get(session_id);
-    // The broker that owned the machine of this session has stopped, and the next owner has not loaded the session yet.
-    if (stored && stored.status !== 'DISCONNECTED') {
-      const message = 'no broker is responsible for the machine of this session yet: try again';
-      throw new AppError('unavailable', message, { session_id, retry_after: 1 });
-    }
+    if (!this.#context.sessions.has(session_id)) await this.#assertEnded(session_id);
     throw new AppError('conflict', `session ${session_id} has ended; create another`, { session_id });
+  }
+
+  /**
+   * Throws unavailable if a session that is not in memory is open. The broker that owned its machine has then stopped,
+   * and the next owner has not loaded the session yet.
+   */
+  async #assertEnded(session_id: string): Promise<void> {
+    const { status } = await this.#context.records.get(session_id);
+    if (status === 'DISCONNECTED') return;
+    const message = 'no broker is responsible for the machine of this session yet: try again';
+    throw new AppError('unavailable', message, { session_id, retry_after: 1 });
   }
 }
 

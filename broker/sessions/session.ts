@@ -174,11 +174,12 @@ export class OpenSession {
     this.ended = true;
     this.changed.wake();
     this.#cancelTimers();
-    const { stopping, log } = this.#context;
+    const { sessions, stopping, log } = this.#context;
     const last_heartbeat_at = this.link ? this.#lastHeartbeat() : this.record.last_heartbeat_at;
     const end = { exit_code, signal, reason, ended_at: now(), last_heartbeat_at };
     const record: Session = { ...this.record, status: 'DISCONNECTED', ...end };
-    while (!this.over && !stopping.aborted) {
+    // After drop(), the end is no longer written: the next owner of the machine may have found the terminal alive.
+    while (!this.over && sessions.get(record.id) === this && !stopping.aborted) {
       try {
         await this.#write(record, 'session.disconnected');
         this.record = record;

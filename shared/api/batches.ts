@@ -11,7 +11,7 @@ export const mostMachines = 10_000;
  * Maximum number of characters of args, env and stdin together, as JSON. The limit is low because each machine gets a
  * copy.
  */
-const mostInput = 64 * 1024;
+export const mostInput = 64 * 1024;
 
 const limit = z.int().max(mostMachines);
 const counts = z.object({
