@@ -60,11 +60,12 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   }
   const { secret, fingerprint } = token;
   const ca = await pinnedAuthority(params.broker, fingerprint);
-  const isRepeat = found?.machine_id === null && found.fingerprint === fingerprint;
-  const pending = { ...(isRepeat ? found : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
   // If the stored identity has a machine id, the broker has removed that machine. Its identity is then replaced only
   // after the broker has accepted the token, so that a refused token changes nothing.
-  if (!found?.machine_id) await writeDurably(file, JSON.stringify(pending));
+  const before = found?.machine_id ? found.next : found;
+  const isRepeat = before?.fingerprint === fingerprint && before.token_hash === hashOf(secret);
+  const pending = { ...(isRepeat ? before : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
+  await writeDurably(file, JSON.stringify(found?.machine_id ? { ...found, next: pending } : pending));
   const { machine_id: machineId } = await enrollWith(params.broker, ca, {
     token: secret,
     public_key: rawPublicKey(createPublicKey(pending.private_key)),

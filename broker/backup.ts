@@ -1,6 +1,6 @@
 // Makes a consistent backup of the data directory while the broker runs: all files are of the same moment.
 import { existsSync } from 'node:fs';
-import { mkdir, readFile, rm } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { writeDurably } from '../shared/durable-file.ts';
 import { AppError } from '../shared/errors.ts';
@@ -15,14 +15,12 @@ export async function createBackups(
   { state, history }: { state: State; history: History },
   keyFiles: readonly string[],
 ) {
-  const directory = join(dataDir, 'backup');
-  // A broker or `farhand broker backup` that was killed may have left a copy here.
-  await rm(directory, { recursive: true, force: true });
+  // A broker or `farhand broker backup` that was killed may have left copies here.
+  for (const name of await readdir(dataDir))
+    if (/^backup(-|$)/.test(name)) await rm(join(dataDir, name), { recursive: true, force: true });
   let making = false;
 
-  async function copy(): Promise<void> {
-    await rm(directory, { recursive: true, force: true });
-    await mkdir(directory, { mode: 0o700 });
+  async function copy(directory: string): Promise<void> {
     // State and history are copied between two commits of the state, so that both copies fit together. An entry that
     // the copied history lacks is still in the outbox of the copied state.json.
     const [declared, copyHistory] = await state.between(
@@ -45,10 +43,13 @@ export async function createBackups(
     async make() {
       if (making) throw new AppError('conflict', 'another backup is being made; try again later');
       making = true;
+      // Each copy has a directory of its own: another client may still be moving an earlier copy away.
+      let directory = '';
       try {
-        await copy();
+        directory = await mkdtemp(join(dataDir, 'backup-'));
+        await copy(directory);
       } catch (error) {
-        await rm(directory, { recursive: true, force: true });
+        if (directory) await rm(directory, { recursive: true, force: true });
         throw error;
       } finally {
         making = false;

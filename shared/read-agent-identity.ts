@@ -4,7 +4,7 @@ import * as z from 'zod';
 import { StartError } from './errors.ts';
 import { readRegularJson } from './read-regular-file.ts';
 
-const identity = z.strictObject({
+const fields = z.strictObject({
   /**
    * Id of the machine; null until the broker has answered the request to join. The private key is stored before that
    * request. After a crash the agent joins again with the same key, and gets the same machine.
@@ -18,6 +18,8 @@ const identity = z.strictObject({
   /** True if the broker has removed this machine. With a new join token, the agent joins as a new machine. */
   removed: z.boolean().optional(),
 });
+/** `next`: the identity with which a removed machine joins again, until the broker has answered. */
+const identity = fields.extend({ next: fields.optional() });
 export type StoredIdentity = z.output<typeof identity>;
 
 export const identityFile = (directory: string): string => join(directory, 'identity.json');

@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
-import { cancelWaitMs } from '../broker/commands/open-command.ts';
+import { cancelWaitMs } from '../broker/commands/shared-by-open-commands.ts';
 import type { Tuning } from '../broker/start/index.ts';
 import {
   bench,

@@ -61,6 +61,19 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
  */
 const overflows = new Set<() => void>();
 
+/** Number of events of all watches in this turn of the event loop. */
+let eventsOfTurn = 0;
+
+/**
+ * Counts an event. One turn reads the whole queue of the kernel, so after this number of events in one turn the queue
+ * may have overflowed. All watches share the queue, so each of them may have missed a change.
+ */
+function countEvent(): void {
+  if (eventsOfTurn === 0) setImmediate(() => void (eventsOfTurn = 0));
+  eventsOfTurn += 1;
+  if (eventsOfTurn === mostWaiting) for (const overflow of overflows) overflow();
+}
+
 const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}/${name}`);
 
 class Watch implements Disposable {
@@ -131,9 +144,7 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // At this number of waiting changes, the kernel's event queue may have overflowed. All watches share this queue,
-      // so each watch may have missed a change.
-      if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
+      if (this.#count > mostWaiting) this.#overflow();
     }
     this.#changed.wake();
   }
@@ -319,7 +330,10 @@ class Watch implements Disposable {
     this.#quota.add(folderNames);
     try {
       const watcher = fs.watch(at);
-      watcher.on('change', (_, name) => this.#mark(path, String(name)));
+      watcher.on('change', (_, name) => {
+        countEvent();
+        this.#mark(path, String(name));
+      });
       watcher.on('error', () => this.#mark(path, '.'));
       return watcher;
     } catch (error) {

@@ -136,7 +136,6 @@ export class Digest {
     });
     if (waiting) this.#startTimer();
     this.#stopMarks = every(markMs, () => {
-      if (state.alert_channels.size === 0) return;
       this.#mark();
       if (this.#services.cluster) void this.#lookForOthers();
     });

@@ -55,7 +55,7 @@ const fine: Observation = { holds: false, value: null, message: '' };
  * Milliseconds for which a machine may be without a link after this broker started or took over the machine. The
  * machine does not count as offline meanwhile, because it needs time to link again.
  */
-const returnMs = 60_000;
+export const returnMs = 60_000;
 
 export class Conditions {
   readonly #services: ConditionServices;
@@ -119,7 +119,12 @@ export class Conditions {
 
   /** Stores the outcome of a run in memory. Runs that were skipped or cancelled, or have not ended, are ignored. */
   ran(run: ScheduleRun): void {
-    if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs?.set(keyOfRun(run), run);
+    if (['skipped', 'cancelled', 'running'].includes(run.status)) return;
+    // A run may end after a run that began later. The later one stays the last run, unless it only seems to be later
+    // because the clock was ahead.
+    const last = this.#runs?.get(keyOfRun(run))?.decided_at ?? 0;
+    if (last > run.decided_at && last <= now()) return;
+    this.#runs?.set(keyOfRun(run), run);
   }
 
   subjects(rule: AlertRule): Subject[] {
@@ -248,8 +253,9 @@ function measure({ kind, mount }: AlertRule, report: Report): Measured | undefin
   if (kind === 'cpu') return { what: 'CPU usage', value: report.cpu_usage };
   if (kind === 'load') return { what: 'load average', value: report.load_average[0] ?? 0 };
   if (kind === 'memory') return { what: 'memory usage', value: percentOf(report.memory) };
-  if (mount === null) return { what: 'disk usage', value: percentOf(report.disk) };
-  return measureDisks(mount, report);
+  if (mount !== null) return measureDisks(mount, report);
+  // An agent leaves out the file system of `/` while it cannot measure it.
+  return report.disk.total > 0 ? { what: 'disk usage', value: percentOf(report.disk) } : undefined;
 }
 
 /**

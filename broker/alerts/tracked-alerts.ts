@@ -5,7 +5,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { AlertRule } from '../state/index.ts';
 import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
 import type { Windows } from './maintenance-windows.ts';
-import type { Conditions } from './rule-conditions.ts';
+import { type Conditions, returnMs } from './rule-conditions.ts';
 
 /**
  * A rule and one of its subjects. The pair is tracked while the condition of the rule holds for the subject, or while
@@ -23,6 +23,11 @@ export interface Tracked {
   target: 'pending' | 'open' | Reason;
   /** True while a change of the alert is being written. Changes of one alert are written one after another. */
   busy: boolean;
+  /**
+   * Monotonic time until which a held alert is not opened. It is set for an alert of an earlier process or of another
+   * broker, because the machine needs time to link again.
+   */
+  heldUntil: number;
   cancelCheck(): void;
   cancelNext(): void;
 }
@@ -63,7 +68,7 @@ export class TrackedAlerts {
   /** Records that the condition of a rule holds for a subject. */
   add(rule: AlertRule, subject: Subject, began: Pick<Tracked, 'message' | 'value' | 'since'>): Tracked {
     const tracked: Tracked = this.get(rule.id, subject) ?? {
-      ...{ rule, subject, alert: undefined, busy: false, target: 'pending' },
+      ...{ rule, subject, alert: undefined, busy: false, target: 'pending', heldUntil: 0 },
       ...{ cancelCheck: nothing, cancelNext: nothing },
       ...began,
     };
@@ -76,7 +81,7 @@ export class TrackedAlerts {
   resume(rule: AlertRule, alert: Alert): Tracked {
     const { message, value, subject: id, machine_id: machineId } = alert;
     const tracked = this.add(rule, { id, machineId }, { message, value, since: monotonic() });
-    Object.assign(tracked, { alert, target: 'open' });
+    Object.assign(tracked, { alert, target: 'open', heldUntil: monotonic() + returnMs });
     this.armNext(tracked, alert);
     return tracked;
   }
@@ -162,7 +167,8 @@ export class TrackedAlerts {
     if (!isHeld && (repeat_every === null || alert.status !== 'open')) return;
     const repeat = (alert.repeated_at ?? alert.opened_at ?? alert.created_at) + (repeat_every ?? 0);
     const due = Math.max(isHeld ? 0 : repeat, this.#windows.holding(tracked.subject)?.until ?? 0);
-    tracked.cancelNext = after(Math.max(0, due - now()), () => void this.#next(tracked, alert));
+    const back = isHeld ? tracked.heldUntil - monotonic() : 0;
+    tracked.cancelNext = after(Math.max(0, back, due - now()), () => void this.#next(tracked, alert));
   }
 
   async #next(tracked: Tracked, alert: Alert): Promise<void> {

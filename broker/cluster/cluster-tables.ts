@@ -110,13 +110,28 @@ export const expiring = [
     WHERE other.directory_id = b.directory_id AND other.lease_until > clock_timestamp())`,
 ];
 
+/**
+ * Makes broker $1 the owner of removed machines whose owner has ended. This broker then ends their open commands and
+ * sessions. Each broker runs this statement once a minute.
+ */
+export const claimingRemoved = `UPDATE owners SET epoch = epoch + 1, broker_id = $1, link_id = NULL,
+  changed = pg_current_xact_id() WHERE broker_id <> $1
+  AND NOT EXISTS (SELECT 1 FROM documents WHERE collection = 'machines' AND id = machine_id)
+  AND NOT EXISTS (SELECT 1 FROM brokers WHERE id = broker_id AND lease_until > clock_timestamp() - interval '1 minute')`;
+
 /** Statements that delete rows that are no longer needed. Each broker runs them once an hour. */
 export const pruning = [
   "DELETE FROM brokers WHERE lease_until < clock_timestamp() - interval '1 day'",
   `DELETE FROM writers WHERE started < clock_timestamp() - interval '1 day' AND NOT EXISTS (
     SELECT 1 FROM brokers WHERE brokers.id = writers.id)`,
   `DELETE FROM owners WHERE NOT EXISTS (
-    SELECT 1 FROM documents WHERE collection = 'machines' AND id = owners.machine_id)`,
+    SELECT 1 FROM documents WHERE collection = 'machines' AND id = owners.machine_id)
+    AND EXISTS (SELECT 1 FROM brokers WHERE id = broker_id AND lease_until > clock_timestamp())`,
   `DELETE FROM removed_documents WHERE generation < (SELECT generation FROM installation) - ${2 * knownGenerations}`,
   'DELETE FROM rate_limits WHERE expire < extract(epoch FROM clock_timestamp()) * 1000 - 3600000',
 ];
+
+/** Returns an array of texts as PostgreSQL reads it. */
+export function arrayOf(texts: readonly string[]): string {
+  return `{${texts.map((text) => JSON.stringify(text)).join(',')}}`;
+}

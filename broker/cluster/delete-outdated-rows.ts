@@ -2,7 +2,7 @@
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
-import { expiring, pruning } from './cluster-tables.ts';
+import { claimingRemoved, expiring, pruning } from './cluster-tables.ts';
 
 const pruneMs = 3_600_000;
 const expireMs = 60_000;
@@ -11,7 +11,7 @@ const expireMs = 60_000;
  * Every minute, deletes expired tokens and the old rows of brokers that were started again. Every hour, deletes all
  * other outdated rows. Rows that could not be deleted are deleted the next time. Call the returned function to stop.
  */
-export function deleteOutdatedRows(connection: LeaseConnection, log: Logger): () => void {
+export function deleteOutdatedRows(connection: LeaseConnection, brokerId: string, log: Logger): () => void {
   let isStopped = false;
   const run = async (statements: readonly string[]): Promise<void> => {
     try {
@@ -21,7 +21,14 @@ export function deleteOutdatedRows(connection: LeaseConnection, log: Logger): ()
         log.error({ err }, 'outdated rows about brokers and tokens could not be deleted; trying again later');
     }
   };
-  const stops = [every(pruneMs, () => void run(pruning)), every(expireMs, () => void run(expiring))];
+  const stops = [
+    every(pruneMs, () => void run(pruning)),
+    every(expireMs, () => {
+      void run(expiring);
+      // A failure is ignored, because the statement runs again in a minute.
+      connection.query(claimingRemoved, [brokerId]).catch(() => undefined);
+    }),
+  ];
   return () => {
     isStopped = true;
     for (const stop of stops) stop();

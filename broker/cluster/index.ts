@@ -2,7 +2,7 @@
 // - The owner runs the machine's commands, terminals and schedules.
 // - A broker becomes the owner of each machine that links to it.
 // - The machines of a broker that has stopped are claimed by another broker.
-import { every, sleep } from '../../shared/clock.ts';
+import { endsWithin, every, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable, type Fence } from '../history/group-commit.ts';
 import type { History } from '../history/history-database.ts';
@@ -31,6 +31,8 @@ const renewMs = 2_000;
 const pollMs = 1_000;
 /** Longest time in milliseconds until an agent connects again after its machine got another owner. */
 const returnMs = 1_000;
+/** Maximum number of milliseconds that a stopping broker waits for its reads, because the database may not answer. */
+const idleMs = 1_000;
 
 /** A machine that this broker owns. */
 interface Own {
@@ -105,7 +107,7 @@ export class Cluster implements Owners {
     this.#stops = [
       every(renewMs, () => void this.#renewAndClaim()),
       every(pollMs, () => this.#read()),
-      deleteOutdatedRows(this.#connection, this.#log),
+      deleteOutdatedRows(this.#connection, this.brokerId, this.#log),
     ];
     await this.#readOwners();
     await this.#claim();
@@ -173,9 +175,8 @@ export class Cluster implements Owners {
 
   /** True if another living broker has a link to the machine. */
   isLinkedElsewhere(machineId: string): boolean {
-    return (
-      this.ownerElsewhere(machineId) !== undefined && (this.#owners.of(machineId)?.linkId ?? null) !== null
-    );
+    const linkId = this.#owners.of(machineId)?.linkId ?? null;
+    return linkId !== null && this.ownerElsewhere(machineId) !== undefined;
   }
 
   withDirectory(directoryId: string): Peer | undefined {
@@ -226,19 +227,16 @@ export class Cluster implements Owners {
     return taken.promise;
   }
 
-  /**
-   * Makes this broker the owner of a newly registered machine. Failures are ignored, because all brokers regularly
-   * claim machines without an owner.
-   */
+  /** Makes this broker the owner of a newly registered machine. If that fails, a broker claims the machine later. */
   async takeNew(machineId: string): Promise<void> {
     if (!this.#owners.of(machineId)) await this.take(machineId, '').catch(() => {});
   }
 
   /** Records that the link of a machine has ended. This broker stays the owner of the machine. */
-  unlinked(machineId: string): void {
+  unlinked(machineId: string, linkId: string): void {
     const owner = this.#owners.of(machineId);
-    if (owner?.brokerId !== this.brokerId || owner.linkId === null) return;
-    this.#endsOfLinks.add(machineId, owner.linkId);
+    if (owner?.brokerId !== this.brokerId || owner.linkId !== linkId) return;
+    this.#endsOfLinks.add(machineId, linkId);
     owner.linkId = null;
   }
 
@@ -251,17 +249,19 @@ export class Cluster implements Owners {
     this.#isClosed = true;
     for (const stop of this.#stops) stop();
     this.claims.drop();
-    await Promise.all(this.#readers.map((reader) => reader.close()));
-    while (this.#isTaking) await sleep(5);
+    await endsWithin(idleMs, this.#idle());
     await this.#lease
       .release()
       .then(() => this.#notify())
       .catch((err: unknown) =>
-        this.#log.debug(
-          { err },
-          'the lease of this broker could not be given up; it ends by itself within 10 s',
-        ),
+        this.#log.debug({ err }, 'the lease could not be given up; it ends by itself within 10 s'),
       );
+  }
+
+  /** Waits for the reads and takes in progress, and starts no further read. */
+  async #idle(): Promise<void> {
+    await Promise.all(this.#readers.map((reader) => reader.close()));
+    while (this.#isTaking) await sleep(5);
   }
 
   async close(): Promise<void> {
@@ -318,8 +318,10 @@ export class Cluster implements Owners {
       this.#takes.clear();
       try {
         const links = [...some.values()].map(({ linkId }) => linkId);
-        const rows = await this.#connection.query(sql.taking, [this.brokerId, [...some.keys()], links]);
-        await this.#notify();
+        const values = [this.brokerId, sql.arrayOf([...some.keys()]), sql.arrayOf(links)];
+        // Owners are changed under the lock of commits. Otherwise, this statement and a change about several machines
+        // could lock the rows of the same machines in a different order, and deadlock.
+        const rows = await this.#history.write((transaction) => transaction.all(sql.taking, ...values));
         for (const row of rows) this.#owners.set(row);
         await this.#become(rows.map((row) => String(row.machine_id)));
         for (const { taken } of some.values()) taken.resolve();

@@ -23,10 +23,11 @@ import {
 } from './command-record.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './command-to-json.ts';
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch-output.ts';
-import { cancelWaitMs, type OpenCommand } from './open-command.ts';
+import type { OpenCommand } from './open-command.ts';
 import { sourceOf } from './read-output.ts';
 import { commandWith } from './saved-command-parameters.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
+import { cancelWaitMs } from './shared-by-open-commands.ts';
 
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;

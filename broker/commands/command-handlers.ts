@@ -25,9 +25,10 @@ import {
 import { type CommandServices, type CommandSettings, CommandStore } from './command-store.ts';
 import { columns, countedCommands, fromRow } from './command-tables.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './command-to-json.ts';
-import { cancelWaitMs, type OpenCommand } from './open-command.ts';
+import type { OpenCommand } from './open-command.ts';
 import { bytesReply, eventsOf, type Part, partsFrom, sourceOf } from './read-output.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
+import { cancelWaitMs } from './shared-by-open-commands.ts';
 import { OutputDirectory, type Stream } from './stored-output.ts';
 
 /** The parameters of a schedule's command, and the key whose rights the command has. */
@@ -49,6 +50,7 @@ export interface AcceptedCommand {
 
 /** Maximum number of final records of commands that are written in one turn of the event loop. */
 const mostEnds = 32;
+const commandEvents = ['command.started', 'command.completed', 'command.failed', 'command.timeout'] as const;
 /** Maximum number of bytes of input sent to the machine in one call. */
 const inputBytes = 32 * 1024;
 
@@ -108,13 +110,17 @@ export class Commands {
     ofMachine: (input, caller) => this.#list(routes.ofMachine, input, caller),
     get: ({ command_id }) => this.#record(command_id),
     cancel: async ({ command_id }, caller) => {
-      const open = this.#parts.scheduler.get(command_id);
-      if (!open) await this.#assertEnded(command_id);
+      const { scheduler } = this.#parts;
+      const open = scheduler.get(command_id);
       await open?.cancel(caller);
       await open?.untilEnded(cancelWaitMs);
-      return serializeFor(caller, await this.#record(command_id));
+      const record = await this.#record(command_id);
+      // The machine is moving to another broker, which does not know of this request.
+      if (record.finished_at === null && !scheduler.get(command_id)) throw ownedElsewhere();
+      return serializeFor(caller, record);
     },
     purge: async ({ machine_id }) => {
+      if (!this.#parts.history.owns(machine_id)) throw ownedElsewhere();
       const waiting = this.#parts.scheduler.waiting(machine_id).filter(({ stored }) => stored);
       await Promise.all(waiting.map((open) => open.cancel()));
       return { cancelled: waiting.map(({ record }) => record.id) };
@@ -185,7 +191,15 @@ export class Commands {
 
   /** Calls `watcher` with the id and the machine of each command that was created, started or ended. */
   watch(watcher: (id: CommandId, machine: MachineId) => void): () => void {
-    return this.#parts.store.watch(({ id, machine_id }) => watcher(id, machine_id));
+    const stop = this.#parts.store.watch(({ id, machine_id }) => watcher(id, machine_id));
+    // Commands on machines of other brokers.
+    const stopOthers = this.#parts.events.listen(commandEvents, ({ data }) =>
+      watcher(data.command_id as CommandId, data.machine_id as MachineId),
+    );
+    return () => {
+      stop();
+      stopOthers();
+    };
   }
 
   /** Finds the machine of an open command. */
@@ -293,15 +307,10 @@ export class Commands {
   /** Throws command_not_found, or conflict for a command that has not started or has ended. */
   async #refuse(id: string): Promise<never> {
     const open = this.#parts.scheduler.get(id);
-    if (!open) await this.#assertEnded(id);
+    if (!open && (await this.#parts.store.get(id)).finished_at === null) throw ownedElsewhere();
     const started = open?.state !== 'queued';
     const message = started ? `command ${id} has ended, so it takes no more input or signals` : unstarted(id);
     throw new AppError('conflict', message, { command_id: id, started });
-  }
-
-  /** Throws unavailable if a command that is not in memory is open: the next owner of its machine loads it soon. */
-  async #assertEnded(id: string): Promise<void> {
-    if ((await this.#parts.store.get(id)).finished_at === null) throw ownedElsewhere();
   }
 }
 

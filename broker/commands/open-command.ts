@@ -27,11 +27,9 @@ import {
   type Spec,
 } from './command-record.ts';
 import { QueueTimeout } from './queue-timeout.ts';
-import type { CommandContext } from './shared-by-open-commands.ts';
+import { type CommandContext, cancelWaitMs } from './shared-by-open-commands.ts';
 import type { Output } from './stored-output.ts';
 
-/** Milliseconds to wait for a cancelled command: from SIGTERM to SIGKILL, and a second to report the end. */
-export const cancelWaitMs = killGraceMs + 1_000;
 /** Milliseconds before a failed write or call is tried again. */
 const retryMs = 1_000;
 /** Milliseconds after which a failed write of a command's final record is tried again. */
@@ -109,13 +107,15 @@ export class OpenCommand {
 
   /** Stops all work on the command, because another broker owns its machine, and deletes its output here. */
   drop(): void {
+    // If the end is being written, its record may be on disk already, and it refers to the files.
+    const isEnding = this.end !== undefined;
     this.#isDropped = true;
     this.#cancelAnnouncement();
     this.end ??= this.record;
     this.#leaveSlot();
     if (this.batch) this.batch.open -= 1;
     this.output.stop();
-    void this.output.close().then(() => this.#context.outputs.remove([this.record.id]));
+    void this.output.close().then(() => isEnding || this.#context.outputs.remove([this.record.id]));
   }
 
   takeSlot(): void {
@@ -382,7 +382,7 @@ export class OpenCommand {
 
   #close(end: Command): void {
     const { store, scheduler, acknowledgements, cluster } = this.#context;
-    const { batch } = this;
+    const batch = this.#isDropped ? undefined : this.batch;
     this.record = end;
     this.ended = end;
     scheduler.remove(end.id);

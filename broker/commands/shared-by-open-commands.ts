@@ -1,9 +1,13 @@
-// The type of the object that all open commands of a broker share.
+// What all open commands of a broker share.
+import { killGraceMs } from '../../shared/command-and-terminal-limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { CommandServices, CommandStore } from './command-store.ts';
 import type { OutputDirectory } from './stored-output.ts';
+
+/** Milliseconds to wait for a cancelled command: from SIGTERM to SIGKILL, and a second to report the end. */
+export const cancelWaitMs = killGraceMs + 1_000;
 
 /** The services, store and scheduler that all open commands share. */
 export interface CommandContext extends CommandServices {

@@ -51,7 +51,7 @@ export class PostgresDatabase implements Database {
    * For each connection, the value of `writer.disconnects` when it was opened. #connect() closes a connection if the
    * value has changed since.
    */
-  readonly #disconnectsAtOpening = new WeakMap<PoolClient, number>();
+  readonly #disconnectsAtOpening = new Map<PoolClient, number>();
 
   private constructor(address: PostgresAddress, writer: PostgresSession, log: Logger) {
     this.name = address.name;
@@ -68,7 +68,10 @@ export class PostgresDatabase implements Database {
         // A query on a broken connection rejects. Without this listener, the error would also end the process.
         client.on('error', () => {});
       });
+      pool.on('remove', (client) => this.#disconnectsAtOpening.delete(client));
     }
+    // Without this, a read from a server that has vanished would wait for many minutes.
+    writer.onUnavailable(() => this.#endReads());
     const all: RowReader['all'] = (sql, ...values) => this.#readFrom(this.#committedPool, sql, values);
     this.committed = { all, get: async (...query) => (await all(...query))[0] };
   }
@@ -151,8 +154,13 @@ export class PostgresDatabase implements Database {
   async shrink(): Promise<void> {}
 
   async close(): Promise<void> {
+    this.#endReads();
     await Promise.all([this.#pool.end(), this.#committedPool.end()]);
     await this.writer.close();
+  }
+
+  #endReads(): void {
+    for (const client of this.#disconnectsAtOpening.keys()) client.connection.stream.destroy();
   }
 
   #readFrom(pool: Pool, sql: string, values: readonly Value[]): Promise<Row[]> {

@@ -51,7 +51,12 @@ export class SqliteDatabase implements Database {
       this.#prepare('BEGIN IMMEDIATE').run();
       this.#running = Promise.withResolvers();
     },
-    execute: async (sql, values) => this.#prepare(sql).all(...values),
+    execute: async (sql, values) => {
+      // After an error such as a full disk, SQLite may have undone the whole transaction. A further statement would then
+      // be committed on its own.
+      if (!this.#database.isTransaction) throw new Error('history.db has undone the transaction');
+      return this.#prepare(sql).all(...values);
+    },
     commit: async () => {
       this.#prepare('COMMIT').run();
       this.#end();

@@ -76,11 +76,18 @@ export class OrderedTable {
     const least = Math.max(this.#last + 1, at * sequencesPerMs);
     let seq: number | undefined;
     transaction.committed(() => this.advance(seq ?? 0));
-    await transaction.ask(this.#insertOf(Object.keys(row)), [least, ...Object.values(row)], (stored) => {
+    const values = [least, ...Object.values(row)];
+    const answer = transaction.ask(this.#insertOf(Object.keys(row)), values, (stored) => {
       if (!stored) return;
       seq = Number(stored.seq);
       added();
     });
+    // A change may be committed although the connection was lost before this answer. The row then counts as new.
+    answer.catch(() => {
+      seq = least;
+      added();
+    });
+    await answer;
     return seq !== undefined;
   }
 

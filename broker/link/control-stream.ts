@@ -1,5 +1,4 @@
-// Serves the control stream of one agent: challenge, hello and welcome, then heartbeats and small calls until
-// its end.
+// Serves the control stream of one agent: challenge, hello and welcome, then heartbeats and small calls.
 import { randomBytes } from 'node:crypto';
 import { status as grpcStatus, type ServerDuplexStream } from '@grpc/grpc-js';
 import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
@@ -254,11 +253,17 @@ class AgentLink {
     const capabilities = hello.capabilities.slice(0, mostCapabilities);
     const installation = installationOf(hello.installation);
     const facts = { hostname, os, arch, agent_version, capabilities, ip: address, installation };
-    await cluster?.take(this.#link.machineId, this.#link.id);
-    await machineFacts.hello(this.#link.machineId, facts, metrics);
-    if (cluster && !cluster.owns(this.#link.machineId)) return this.#close({ drain: { retry_after_ms: 0 } });
-    // The machine may have been removed while its facts were being written.
-    if (!state.machines.has(this.#link.machineId))
+    const { machineId, id } = this.#link;
+    await cluster?.take(machineId, id);
+    await machineFacts.hello(machineId, facts, metrics).catch((error: unknown) => {
+      cluster?.unlinked(machineId, id);
+      throw error;
+    });
+    // While the facts were being written, the stream may have ended, and must not replace a newer link. Or another broker
+    // has become the owner of the machine, or it was removed.
+    if (this.#stream.destroyed || this.#stream.readableEnded) return this.#end();
+    if (cluster && !cluster.owns(machineId)) return this.#close({ drain: { retry_after_ms: 0 } });
+    if (!state.machines.has(machineId))
       return this.#close({ removed: { reason: 'this machine was removed' } });
     this.#welcome();
     if (metrics) this.#watchClock();
@@ -266,9 +271,8 @@ class AgentLink {
     if (older) this.#recordTakeover(older);
     this.#log('info', 'machine linked', { address, agent_version });
     heartbeats.add(this);
-    const end = (): void => this.#end();
     const fail = (error: unknown): void => {
-      log.debug({ err: error, machine_id: this.#link.machineId }, 'the control stream of a machine failed');
+      log.debug({ err: error, machine_id: machineId }, 'the control stream of a machine failed');
       this.#end();
     };
     const take = (message: ConnectRequest__Output): void => {
@@ -278,10 +282,8 @@ class AgentLink {
         fail(error);
       }
     };
-    this.#stream.on('data', take).on('end', end).on('cancelled', end).on('close', end);
-    this.#stream.on('error', fail).resume();
-    // The stream may have ended while the facts were being written.
-    if (this.#stream.destroyed || this.#stream.readableEnded) end();
+    for (const event of ['end', 'cancelled', 'close']) this.#stream.on(event, () => this.#end());
+    this.#stream.on('data', take).on('error', fail).resume();
   }
 
   beat(): void {
@@ -371,6 +373,7 @@ class AgentLink {
     this.#ended = true;
     this.#services.heartbeats.delete(this);
     this.#services.presence.drop(this.#link);
+    this.#services.cluster?.unlinked(this.#link.machineId, this.#link.id);
     this.#calls.close();
     this.#stream.pause();
     this.#stream.end();

@@ -130,20 +130,29 @@ export class Launcher {
     if (!this.#context.mayRun({ requested_by, machine_id })) return this.#refused(run, keyRevoked, more.also);
     const requester = { key_id: requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(machine_id);
-    await this.#launch(on, run, { ...requester, ...waiting }, more).catch((error: unknown) => {
-      // A refusal is not thrown again, because #launch() has stored it as the reason why the run failed.
+    try {
+      await this.#launch(on, run, { ...requester, ...waiting }, more);
+    } catch (error) {
       if (!(error instanceof AppError)) throw error;
-    });
+      // If the refusal cannot be stored, for example because the database does not answer, the error is thrown. The
+      // caller then tries again.
+      await this.#refused(run, error, more.also);
+    }
   }
 
   /**
    * Starts a run for a request. If the run's command is refused, stores the run as failed, and throws the error that
    * POST /commands would give.
    */
-  byHand(on: OnMachine, caller: Caller): Promise<AcceptedCommand> {
+  async byHand(on: OnMachine, caller: Caller): Promise<AcceptedCommand> {
     const run = newRun(on, 'manual', null);
     const commit: Also = (transaction) => caller.commit(transaction, { run_id: run.id });
-    return this.#launch(on, run, caller, { commit });
+    try {
+      return await this.#launch(on, run, caller, { commit });
+    } catch (error) {
+      if (error instanceof AppError) await this.#refused(run, error);
+      throw error;
+    }
   }
 
   /** Starts a run on each of these machines for a request, as one batch. Returns the first command of the batch. */
@@ -171,21 +180,16 @@ export class Launcher {
     { key_id, request_id, queue_for }: Requester & { queue_for?: number },
     { also, commit, env }: More,
   ): Promise<AcceptedCommand> {
-    try {
-      const params = {
-        ...withEnvironment(paramsOf(schedule, this.#context.state), env),
-        ...{ machine_id, schedule_id: schedule.id, key_id, request_id },
-        ...(queue_for !== undefined && { queue_for }),
-      };
-      return await this.#context.commands.start(params, (transaction, command_id) => {
-        this.#context.records.begin({ ...run, command_id }, transaction);
-        also?.(transaction);
-        commit?.(transaction);
-      });
-    } catch (error) {
-      if (error instanceof AppError) await this.#refused(run, error, also);
-      throw error;
-    }
+    const params = {
+      ...withEnvironment(paramsOf(schedule, this.#context.state), env),
+      ...{ machine_id, schedule_id: schedule.id, key_id, request_id },
+      ...(queue_for !== undefined && { queue_for }),
+    };
+    return await this.#context.commands.start(params, (transaction, command_id) => {
+      this.#context.records.begin({ ...run, command_id }, transaction);
+      also?.(transaction);
+      commit?.(transaction);
+    });
   }
 
   #refused(run: ScheduleRun, { code, message }: AppError, also?: Also): Promise<void> {

@@ -38,6 +38,8 @@ export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   scheduled_for: number | null;
   started_at: number;
   finished_at: number | null;
+  /** Time of the broker's clock at which the run was begun or settled. Runs are sorted by it. */
+  decided_at: number;
 }
 
 /** A schedule on one of its machines. */
@@ -67,7 +69,7 @@ const worstFirst =
 /** Maximum number of marks that one transaction stores. */
 const marksAtOnce = 500;
 const columns =
-  'id, schedule_id, machine_id, command_id, batch_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
+  'id, schedule_id, machine_id, command_id, batch_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason, decided_at';
 
 interface RecordContext {
   state: State;
@@ -102,7 +104,7 @@ export class ScheduleRecords {
     // Replaces a row which says that this due time was missed or skipped. After that row was stored, the clock may have
     // been set back, so that the due time came again.
     const key = 'schedule_id, scheduled_for, machine_id';
-    transaction.put('schedule_runs', key, { decided_at: now(), ...run });
+    transaction.put('schedule_runs', key, { ...run });
     // putMark() makes the write fail if another broker owns the machine. It is not called for runs without a due time:
     // a user may start a batch that includes machines of other brokers.
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
@@ -354,11 +356,10 @@ export function newRun(
   trigger: ScheduleRun['trigger'],
   scheduled_for: number | null,
 ): ScheduleRun {
-  const id = newId('run') as RunId;
   return {
-    ...{ id, schedule_id: schedule.id, machine_id, command_id: null, batch_id: null },
-    ...{ status: 'running', trigger, scheduled_for },
-    ...{ started_at: now(), finished_at: null, exit_code: null, duration: null, reason: null },
+    ...{ id: newId('run') as RunId, schedule_id: schedule.id, machine_id, command_id: null, batch_id: null },
+    ...{ status: 'running', trigger, scheduled_for, exit_code: null, duration: null, reason: null },
+    ...{ decided_at: now(), started_at: now(), finished_at: null },
   };
 }
 

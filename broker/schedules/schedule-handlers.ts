@@ -57,10 +57,7 @@ export class Schedules {
     await records.forgetOthers(ids);
     const tracked = new TrackedSchedules(context, await records.marksOf(ids), log);
     context.cluster?.join({
-      async adopt(machineIds) {
-        await launcher.adopt(machineIds);
-        await tracked.adopt(machineIds);
-      },
+      adopt: (machineIds) => tracked.adopt(machineIds, launcher.adopt(machineIds)),
       drop() {},
     });
     return new Schedules(context, launcher, tracked, log);
@@ -305,7 +302,7 @@ export class Schedules {
   async #serializeRuns(runs: readonly ScheduleRun[]): Promise<Reply<Api['schedules']['getRun']>[]> {
     const ids = runs.map(({ command_id }) => command_id).filter((id) => id !== null);
     const commands = await this.#context.commands.listed(ids);
-    return runs.map((run) => {
+    return runs.map(({ decided_at: _, ...run }) => {
       const command = run.command_id === null ? undefined : commands.get(run.command_id);
       const began = run.finished_at === null ? command?.started_at : undefined;
       // A run that never started has no output. Its field stderr has the reason instead.

@@ -174,15 +174,22 @@ export class TrackedSchedules {
     tracked.checkAt = Math.min(tracked.next ?? Number.POSITIVE_INFINITY, ...ends);
   }
 
-  /** Starts to run the schedules of these machines, which this broker owns from now on. */
-  async adopt(machineIds: readonly string[]): Promise<void> {
+  /**
+   * Starts to run the schedules of these machines, which this broker owns from now on, once `ready` has resolved. Call
+   * it in the turn in which this broker becomes the owner: until then the schedules count as loaded.
+   */
+  async adopt(machineIds: readonly string[], ready: Promise<void>): Promise<void> {
     const owned = new Set(machineIds);
-    await this.#load([...this.all()].filter(({ machine_id }) => owned.has(machine_id)));
+    await this.#load(
+      [...this.all()].filter(({ machine_id }) => owned.has(machine_id)),
+      ready,
+    );
   }
 
   /** Reads, for each schedule, the last due time that another broker has handled. */
-  async #load(some: readonly Tracked[]): Promise<void> {
+  async #load(some: readonly Tracked[], ready?: Promise<void>): Promise<void> {
     for (const tracked of some) tracked.loaded = false;
+    await ready;
     const marks = latestOf(
       await this.#context.records.marksOf([...new Set(some.map(({ schedule }) => schedule.id))]),
     );

@@ -25,9 +25,6 @@ export function followOthers(
   // When another broker takes over a machine, the parts of this broker drop the machine in the order in which they
   // called join(). Presence joins last, because a machine's work must be dropped before its link.
   cluster.join({ adopt: async () => {}, drop: (machineId, spreadMs) => presence.lose(machineId, spreadMs) });
-  presence.watch((machineId, online) => {
-    if (!online) cluster.unlinked(machineId);
-  });
   presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
   cluster.watch(() => presence.changedElsewhere());
   // Facts of other brokers' machines are normally read at intervals. Those of a new machine are read immediately.

@@ -281,9 +281,12 @@ export class MachineUpgrade {
         const next = await answers.next().catch((error: unknown) => ({ error }));
         free();
         if ('error' in next) return await this.#failed(next.error);
-        if (next.done) return await this.#failed(noAnswer());
+        if (next.done)
+          return this.#member.status === 'switching' ? undefined : await this.#failed(noAnswer());
         const { part, waiting } = next.value;
-        if (part === 'switching') return await this.#awaitOutcome();
+        // The call stays open, because the machine may still report that root did not take or install the package.
+        if (part === 'switching') await this.#awaitOutcome();
+        if (this.#member.status === 'switching') continue;
         // The machine has the package, and waits until its running commands and terminals have ended.
         const commands = part === 'waiting' ? (waiting?.processes ?? 0) : this.#member.commands;
         if (commands !== this.#member.commands) await this.#step({ status: 'busy', commands });
@@ -301,8 +304,8 @@ export class MachineUpgrade {
     const { reason } = known.details;
     // An earlier call has delivered the package, but its answer was lost.
     if (reason === 'already_taken') return this.#awaitOutcome();
-    if (this.#leaving) return this.look();
-    const isPassing = known.code === 'machine_offline' || reason === 'in_progress';
+    const isPassing = passing.includes(known.code) || reason === 'in_progress';
+    if (this.#leaving || (isPassing && this.#member.status === 'switching')) return this.look();
     if (!isPassing || this.#attempts >= mostAttempts) return this.#end(endOf(known));
     // The link was lost, so only the machine knows whether it has taken the package. It reports that when it links
     // again. look() waits for this report.
@@ -362,8 +365,14 @@ const noAnswer = (): AppError =>
 function endOf({ code, message, details }: AppError): End {
   const skipped = skipReasons[String(details.reason)] ?? skipReasons[code];
   if (skipped) return { status: 'skipped', reason: skipped, message };
-  return { status: 'failed', reason: code === 'machine_offline' ? 'no_answer' : 'refused', message };
+  return { status: 'failed', reason: passing.includes(code) ? 'no_answer' : 'refused', message };
 }
+
+/**
+ * Error codes after which the package is sent again. `machine_timeout` often means that the machine has vanished, which
+ * ends its link only after 45 s of silence.
+ */
+const passing: readonly string[] = ['machine_offline', 'machine_timeout', 'unavailable'];
 
 /**
  * Reasons and error codes with which an agent refuses an upgrade although nothing is wrong on its machine. Such a
@@ -371,6 +380,7 @@ function endOf({ code, message, details }: AppError): End {
  */
 const skipReasons: Readonly<Record<string, Refusal['reason'] | 'busy' | 'in_other_upgrade'>> = {
   processes_running: 'busy',
+  unavailable: 'busy',
   same_version: 'current',
   held: 'held',
   in_progress: 'in_other_upgrade',

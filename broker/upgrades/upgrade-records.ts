@@ -66,9 +66,16 @@ export class UpgradeRecords {
       for (let at = 0, more = true; more; at += sliceSize) {
         const slice = members.slice(at, at + sliceSize);
         more = at + sliceSize < members.length;
-        await this.history.write((transaction) => {
-          for (const member of slice)
-            transaction.put('upgrade_machines', 'upgrade_id, machine_id', { ...member });
+        await this.history.write(async (transaction) => {
+          // Another request may have stored an upgrade of these machines in the meantime.
+          const busy = await busyIn(transaction);
+          for (const member of slice) {
+            const skipped = member.finished_at === null &&
+              busy.has(member.machine_id) && {
+                ...{ wave: 0, status: 'skipped', ...inOtherUpgrade, finished_at: member.created_at },
+              };
+            transaction.put('upgrade_machines', 'upgrade_id, machine_id', { ...member, ...skipped });
+          }
           if (!more) {
             transaction.put('upgrades', 'id', { ...upgrade });
             this.#emit('upgrade.started', upgrade, undefined, transaction);
@@ -131,10 +138,8 @@ export class UpgradeRecords {
   }
 
   /** Returns the machines whose upgrade has not ended. */
-  async busyMachines(): Promise<Set<string>> {
-    const sql = 'SELECT machine_id FROM upgrade_machines WHERE finished_at IS NULL';
-    const [rows = []] = await this.history.read([{ sql, values: [] }]);
-    return new Set(rows.map((row) => textIn(row, 'machine_id')));
+  busyMachines(): Promise<Set<string>> {
+    return busyIn(this.history);
   }
 
   /**
@@ -303,6 +308,17 @@ export class UpgradeRecords {
     const data = { upgrade_id, version, status: member?.status ?? status };
     this.#context.events.emit(journal, type, machine, { ...data, ...of });
   }
+}
+
+/** The reason why a machine is skipped whose earlier upgrade has not ended. */
+export const inOtherUpgrade = {
+  reason: 'in_other_upgrade',
+  message: 'another upgrade of this machine has not ended: wait for it, or cancel it',
+} as const;
+
+async function busyIn(reader: Pick<HistoryTransaction, 'all'>): Promise<Set<string>> {
+  const rows = await reader.all('SELECT machine_id FROM upgrade_machines WHERE finished_at IS NULL');
+  return new Set(rows.map((row) => textIn(row, 'machine_id')));
 }
 
 const totalOf = (counts: Served['counts']): number => Object.values(counts).reduce((sum, n) => sum + n, 0);

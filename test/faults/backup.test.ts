@@ -36,6 +36,9 @@ function backup(args: string[]): Backup {
 
 /** Returns the path of a directory for a backup. It does not exist yet. */
 const place = (): string => join(temporaryFolder('backup'), 'made/here');
+/** Copies of the data that a broker has not removed, or that a client has not moved away. */
+const copiesIn = (dataDir: string): string[] =>
+  readdirSync(dataDir).filter((name) => name.startsWith('backup'));
 
 /** Returns the names and modes of a directory's files. */
 function filesOf(directory: string): string[] {
@@ -89,7 +92,7 @@ test('a backup needs a broker on this machine and a new directory outside of its
     expect([args, answers[index]?.code]).toEqual([args, code]);
     expect(answers[index]?.stderr).toMatch(message);
   }
-  expect([readdirSync(taken), existsSync(join(dataDir, 'backup'))]).toEqual([[], false]);
+  expect([readdirSync(taken), copiesIn(dataDir)]).toEqual([[], []]);
 });
 
 test('a backup cannot be made over HTTP, whatever the key', async () => {
@@ -97,7 +100,7 @@ test('a backup cannot be made over HTTP, whatever the key', async () => {
   const ask = async (headers: Record<string, string>) =>
     (await fetch(`${url}/local/backup`, { method: 'POST', headers })).status;
   expect([await ask({}), await ask({ Authorization: `Bearer ${key}` })]).toEqual([401, 404]);
-  expect(existsSync(join(dataDir, 'backup'))).toBe(false);
+  expect(copiesIn(dataDir)).toEqual([]);
 });
 
 test('a broker that is killed while it copies leaves nothing that looks complete, and its next start removes the rest', async () => {
@@ -105,16 +108,16 @@ test('a broker that is killed while it copies leaves nothing that looks complete
   await fill(client, machine_id, 16);
   const to = place();
   const making = backup(['--data-dir', dataDir, '--to', to]);
-  const inside = join(dataDir, 'backup');
-  await appears(inside, making);
+  await appears(join(dataDir, 'backup-'), making);
   await kill();
   const { code, stderr } = await making.ended;
   // On a busy machine the signal may arrive after the end of the backup.
   if (code === 0) expect(filesOf(to)).toEqual(whole.slice(0, 3));
-  else expect([code, existsSync(to), existsSync(join(inside, 'state.json'))]).toEqual([1, false, false]);
+  else expect([code, existsSync(to)]).toEqual([1, false]);
   expect(stderr).toMatch(code === 0 ? /^$/ : /^farhand: /);
+  for (const copy of copiesIn(dataDir)) expect(readdirSync(join(dataDir, copy))).not.toContain('state.json');
   await start();
-  expect(existsSync(inside)).toBe(false);
+  expect(copiesIn(dataDir)).toEqual([]);
 });
 
 const otherDisk = onOtherDisk(tmpdir());
@@ -122,7 +125,7 @@ const otherDisk = onOtherDisk(tmpdir());
 test.skipIf(!otherDisk)(
   'on another file system a backup is complete or missing, also after kill -9',
   async () => {
-    const { dataDir, client, machine_id } = await programs();
+    const { dataDir, client, machine_id, kill, start } = await programs();
     await fill(client, machine_id, 16);
     await client.webhooks.create({
       url: 'https://example.org/',
@@ -147,7 +150,9 @@ test.skipIf(!otherDisk)(
     const left = readdirSync(other).filter((name) => !name.startsWith('copy.partial-'));
     expect([code, left.sort(), filesOf(to)]).toEqual([0, ['copy', 'copy.partial'], whole]);
     expect(JSON.parse(stdout)).toMatchObject({ directory: to, bytes: expect.any(Number) });
-    expect(existsSync(join(dataDir, 'backup'))).toBe(false);
+    await kill();
+    await start();
+    expect(copiesIn(dataDir)).toEqual([]);
   },
 );
 
@@ -229,6 +234,16 @@ test('one of two simultaneous backups is refused', async () => {
     ]);
     const refused = both.flatMap((one) => (one.status === 'rejected' ? [one.reason as FarhandError] : []));
     expect(refused.map(({ code }) => code)).toEqual(['conflict']);
-    expect((await post<{ directory: string }>('/local/backup')).directory).toBe(join(dataDir, 'backup'));
+  });
+});
+
+test('a backup leaves the copy of an earlier one alone, which another client may still be moving away', async () => {
+  const { dataDir } = await startFarhand();
+  await withSocket(dataDir, async (_client, post) => {
+    const { directory: first } = await post<{ directory: string }>('/local/backup');
+    const files = readdirSync(first);
+    const { directory: second } = await post<{ directory: string }>('/local/backup');
+    expect(second).not.toBe(first);
+    expect([readdirSync(first), readdirSync(second)]).toEqual([files, files]);
   });
 });

@@ -112,6 +112,8 @@ class Upgrade {
 
   /** Runs an upgrade from the phase in the state file to its end. After a reboot or crash, that phase starts again. */
   async finish(): Promise<void> {
+    // A crash may have left the request after the state file was written. begin() would then report a failure later.
+    await dropRequest(this.#settings.upgrade_dir);
     const stored = stateSchema.parse(JSON.parse(readFileSync(this.#paths.state, 'utf8')));
     const state = await this.#begun(stored);
     if (state.phase === 'rolling_back') return await this.#rollBack(state);
