@@ -1,8 +1,9 @@
 // Maintenance windows, once or by cron, for machines and tags: an alert in a window is listed as held and sends no
 // notification.
 import { expect, test } from 'vitest';
-import { startAlertSystem } from './alerts-fixture.ts';
+import { looksInto, soon, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
+import { startFarhand } from './start-farhand.ts';
 
 const minute = 60_000;
 
@@ -124,4 +125,26 @@ test('a limited key creates and removes only windows for its own machines', asyn
   expect((await limited.maintenanceWindows.list()).items.map(({ id }) => id)).toEqual([own.id]);
   expect(refusalIn(await call('DELETE', `/alerts/windows/${all.id}`, { key }))).toBe('403 forbidden');
   expect(await limited.maintenanceWindows.remove({ window_id: own.id })).toEqual({ deleted: true });
+});
+
+test('after a restart, held alerts of machines that are back within a minute are not opened', async () => {
+  const system = await startAlertSystem();
+  const { client, rule, machine, clock, statuses, dataDir, grpc } = system;
+  const one = await machine('web-1');
+  for (let n = 0; n < 6; n += 1) {
+    clock.leap(30_000);
+    await one.report({});
+  }
+  await rule({ name: 'away', kind: 'offline', for: 0 });
+  await client.maintenanceWindows.create({ name: 'reboot', duration: 600_000 });
+  await one.leave();
+  await expect.poll(statuses).toEqual(['held']);
+  await system.broker.close();
+  clock.leap(660_000);
+  const flags = ['--grpc', grpc, '--webhook-allow', '127.0.0.0/8'];
+  const again = await startFarhand({ dataDir, flags, tuning: { alerts: soon } });
+  const { alerts, steps } = looksInto(again.client);
+  await one.back(again.client);
+  await expect.poll(async () => (await alerts())[0]?.status).toBe('resolved');
+  expect(await steps()).toEqual([]);
 });

@@ -3,6 +3,7 @@
 import { expect, test } from 'vitest';
 import { type AlertMachine, type AlertSystem, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
+import { gate } from './commands-fixture.ts';
 
 const minute = 60_000;
 
@@ -460,4 +461,48 @@ test('a limited key creates rules only for its own machines, and sees only those
   );
   const { items: events } = await limited.events.list({ type: 'alert.opened' });
   expect(new Set(events.map(({ data }) => data.machine_id))).toEqual(new Set([mine.id]));
+});
+
+test('an alert about the disk stays open while the machine cannot measure its disks', async () => {
+  const { rule, machine, alerts, statuses } = await startAlertSystem();
+  await rule({ name: 'full', kind: 'disk', above: 90, for: 0 });
+  const one = await machine();
+  await one.report({ disk: 97 });
+  await expect.poll(statuses).toEqual(['open']);
+  // An agent reports no disk while file systems hang.
+  const space = { total: 10, used: 1, free: 9 };
+  const metrics = {
+    recorded_at_ms: 9_000,
+    cpu_cores: 4,
+    cpu_usage: 1,
+    load_average: [0, 0, 0],
+    memory: space,
+    disks: [],
+  };
+  one.agent.send({ heartbeat: { metrics } });
+  await one.report({ disk: 98 });
+  expect(await alerts()).toHaveLength(1);
+  expect(await statuses()).toEqual(['open']);
+});
+
+test('an alert about a schedule follows its last run, also if an earlier run ends after it', async () => {
+  const { client, rule, agent, statuses } = await startAlertSystem();
+  await rule({ name: 'jobs', kind: 'schedule' });
+  const { machineId: machine_id } = await agent({ name: 'db-1' });
+  const slow = gate();
+  const { id: schedule_id } = await client.schedules.create({
+    ...{ machine_id, name: 'backup', cron: '@yearly', command: slow.wait },
+  });
+  await client.schedules.run({ schedule_id });
+  await client.schedules.update({ schedule_id, command: 'false' });
+  await client.schedules.run({ schedule_id });
+  await expect.poll(statuses).toEqual(['open']);
+  slow.open();
+  const ended = async () =>
+    (await client.schedules.history({ schedule_id })).items.map(({ status }) => status);
+  await expect.poll(ended).toEqual(['failed', 'completed']);
+  // The end of a third run shows that the end of the first one was handled.
+  await client.schedules.run({ schedule_id });
+  await expect.poll(ended).toEqual(['failed', 'failed', 'completed']);
+  expect(await statuses()).toEqual(['open']);
 });

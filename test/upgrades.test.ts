@@ -6,6 +6,7 @@ import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
 import { makeSigner } from './sign-packages.ts';
 import { packageOf, startUpgradeSystem } from './upgrades-fixture.ts';
+import { waitFor } from './wait-for.ts';
 
 const hour = 3_600_000;
 
@@ -363,4 +364,52 @@ test('after a restart of the broker an upgrade goes on, and machines report thei
   await c.back();
   await c.upgrade();
   expect(await second.ended(id)).toMatchObject({ status: 'completed', counts: { upgraded: 3 } });
+});
+
+test('a machine whose transfers are all busy is sent the package again', async () => {
+  const clock = leapingClock();
+  const system = await startUpgradeSystem({ tuning: { link: { openCalls: 1 } } });
+  const { client, upload, machine, upgrade, ended, outcomes } = system;
+  await upload('9.0.0');
+  const [a, b] = [await machine('a'), await machine('b')];
+  const gone = new AbortController();
+  const reading = client.files
+    .download({ machine_id: a.id, path: '/a' }, { signal: gone.signal })
+    .catch(() => undefined);
+  const stream = a.agent.answer((await a.agent.nextCallOf('ReadFile')).call_id);
+  const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
+  stream.write({ message: a.agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 10 } }) });
+  const { id } = await upgrade({ machine_ids: [a.id, b.id], wave: '1' });
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'staging', b: 'waiting' });
+  // The package waits 10 s for the download, and is then refused as unavailable.
+  clock.leap(10_001);
+  expect(await outcomes(id)).toEqual({ a: 'staging', b: 'waiting' });
+  gone.abort();
+  await reading;
+  const upgraded = Promise.all([a.upgrade(), b.upgrade()]);
+  await waitFor(async () => {
+    clock.leap(1_000);
+    expect((await client.upgrades.get({ upgrade_id: id })).status).toBe('completed');
+  });
+  await upgraded;
+  expect([(await ended(id)).status, await outcomes(id)]).toEqual([
+    'completed',
+    { a: 'upgraded', b: 'upgraded' },
+  ]);
+});
+
+test('a machine that vanished silently does not stop the upgrade before its link has ended', async () => {
+  const clock = leapingClock();
+  const { client, upload, machine, upgrade, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const [a, b] = [await machine('a'), await machine('b')];
+  const { id } = await upgrade({ machine_ids: [a.id, b.id], wave: '1' });
+  await a.agent.nextCallOf('StageUpgrade');
+  // The broker waits 10 s for an answer, and then cancels the call.
+  clock.leap(10_001);
+  await a.agent.next('cancel');
+  expect([(await client.upgrades.get({ upgrade_id: id })).status, await outcomes(id)]).toEqual([
+    'running',
+    { a: 'staging', b: 'waiting' },
+  ]);
 });

@@ -61,7 +61,7 @@ export class Cluster implements Owners {
   readonly #adopters: Adopter[] = [];
   /** Readers of the data that other brokers write, such as the owners of machines. follow() adds them. */
   readonly #readers: NewsReader[] = [];
-  readonly #watchers = new Set<() => void>();
+  readonly #watchers = new Set<(machineIds: readonly string[]) => void>();
   readonly #owners: OwnersAsLastRead;
   readonly #own = new Map<string, Own>();
   readonly #takes = new Map<string, { linkId: string; taken: PromiseWithResolvers<void> }>();
@@ -197,7 +197,7 @@ export class Cluster implements Owners {
     await this.#notify();
   }
 
-  watch(watcher: () => void): () => void {
+  watch(watcher: (machineIds: readonly string[]) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
   }
@@ -384,7 +384,7 @@ export class Cluster implements Owners {
         this.#log.debug({ err }, 'could not claim machines; trying again when this broker renews its lease'),
       );
     if (machineIds.length === 0 && !brokersChanged) return;
-    for (const watcher of [...this.#watchers]) watcher();
+    for (const watcher of [...this.#watchers]) watcher(machineIds);
   }
 
   #dropIfLost(machineId: string): void {

@@ -63,9 +63,8 @@ function isConnectionFailure(error: unknown): boolean {
 export function requestErrorOf(error: unknown): unknown {
   if (isConnectionFailure(error)) return databaseUnavailable();
   if (codeOf(error) === otherOwnerCode) return ownedElsewhere();
-  // PostgreSQL stores no NUL in texts.
   if (/^(22021|22P05)$/.test(codeOf(error)))
-    return new AppError('validation_failed', 'the request has a NUL character in a text');
+    return new AppError('validation_failed', 'a text has a NUL character, which PostgreSQL cannot store');
   if (codeOf(error) === '53100')
     return new AppError(
       'unavailable',

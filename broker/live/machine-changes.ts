@@ -4,7 +4,6 @@
 import type { Caller } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { Wake } from '../../shared/wait-for-change.ts';
-import type { Events } from '../event-log.ts';
 import { type LiveMachine, liveOf, type MachineSources } from '../machines/machine-to-json.ts';
 import type { Machine, State } from '../state/index.ts';
 
@@ -14,7 +13,7 @@ import type { Machine, State } from '../state/index.ts';
  */
 const mostAtOnce = 200;
 
-type Services = MachineSources & { state: State; events: Events };
+type Services = MachineSources & { state: State };
 
 /**
  * The machines that a client may see. Each change creates a new `machines` or a new `reachable`, so a comparison of
@@ -40,17 +39,14 @@ export class MachineChanges {
   #seen: Seen;
 
   constructor(services: Services, caller: Caller) {
-    const { state, presence, machineFacts, events } = services;
+    const { state, presence, machineFacts } = services;
     this.#services = services;
     this.#caller = caller;
     this.#seen = { machines: state.machines, reachable: caller.reachable() };
     this.#stops = [
       machineFacts.watch((id) => this.#add(this.#reported, id)),
       presence.watch((id) => this.#add(this.#changed, id)),
-      // Machines of other brokers.
-      events.listen(['machine.online', 'machine.offline'], ({ data }) =>
-        this.#add(this.#changed, String(data.machine_id)),
-      ),
+      presence.watchElsewhere((id) => this.#add(this.#changed, id)),
       state.watch(() => this.#woken.wake()),
     ];
   }

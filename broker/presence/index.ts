@@ -29,6 +29,7 @@ type Watcher = (machineId: string, online: boolean) => void;
 export class Presence {
   readonly #links = new Map<string, Link>();
   readonly #watchers = new Set<Watcher>();
+  readonly #elsewhereWatchers = new Set<(machineId: string) => void>();
   #version = 0;
   #isElsewhere = (_machineId: string): boolean => false;
 
@@ -64,9 +65,16 @@ export class Presence {
     this.#isElsewhere = isElsewhere;
   }
 
-  /** Must be called when a machine goes online or offline at another broker. */
-  changedElsewhere(): void {
+  /** Must be called when machines get another owner, or go online or offline at another broker. */
+  changedElsewhere(machineIds: readonly string[]): void {
     this.#version += 1;
+    for (const id of machineIds) for (const watcher of this.#elsewhereWatchers) watcher(id);
+  }
+
+  /** Calls `watcher` when a machine may have gone online or offline at another broker. */
+  watchElsewhere(watcher: (machineId: string) => void): () => void {
+    this.#elsewhereWatchers.add(watcher);
+    return () => this.#elsewhereWatchers.delete(watcher);
   }
 
   get count(): number {

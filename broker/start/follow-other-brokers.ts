@@ -26,7 +26,7 @@ export function followOthers(
   // called join(). Presence joins last, because a machine's work must be dropped before its link.
   cluster.join({ adopt: async () => {}, drop: (machineId, spreadMs) => presence.lose(machineId, spreadMs) });
   presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
-  cluster.watch(() => presence.changedElsewhere());
+  cluster.watch((machineIds) => presence.changedElsewhere(machineIds));
   // Facts of other brokers' machines are normally read at intervals. Those of a new machine are read immediately.
   state.watch(() => {
     const unread = [...state.machines.keys()].filter((id) => !machineFacts.of(id));

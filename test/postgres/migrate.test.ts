@@ -181,7 +181,7 @@ withPostgres('migrate', () => {
     const { dataDir } = await createFiles();
     // PostgreSQL cannot store a text with this character.
     changeFile(dataDir, "UPDATE sessions SET machine_hostname = 'a' || char(0)");
-    await expect(toDatabase(dataDir, url)).rejects.toThrow('invalid byte sequence');
+    await expect(toDatabase(dataDir, url)).rejects.toThrow('NUL character');
     await expect(startAgain(temporaryFolder('broker'), url)).rejects.toMatchObject(
       refused(78, 'unfinished copy'),
     );

@@ -6,7 +6,7 @@ import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { enrollWith } from '../../agent/link/dial.ts';
-import { expiring, pruning } from '../../broker/cluster/cluster-tables.ts';
+import { claimingRemoved, expiring, pruning } from '../../broker/cluster/cluster-tables.ts';
 import { commitLock } from '../../broker/history/postgres-write-connection.ts';
 import { parseJoinToken } from '../../shared/join-token.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
@@ -491,6 +491,11 @@ withPostgres('two brokers', () => {
       database,
     );
     await soon(atTwo).toBe(401);
+    // Before the row of a removed machine is deleted, a living broker becomes its owner, and ends its open work.
+    const [living] = await query('SELECT id FROM brokers WHERE lease_until > now() LIMIT 1', database);
+    await query(claimingRemoved.replaceAll('$1', `'${String(living?.id)}'`), database);
+    const owners = await query('SELECT broker_id FROM owners', database);
+    expect(owners).toEqual([{ broker_id: living?.id }]);
     for (const statement of [...pruning, ...expiring]) await query(statement, database);
     const left = async (table: string) => (await query(`SELECT 1 FROM ${table}`, database)).length;
     const tables = ['brokers', 'owners', 'removed_documents', 'broker_tokens'];
