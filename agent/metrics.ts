@@ -174,7 +174,8 @@ class Disks {
   }
 
   async #spaceAt(path: string): Promise<Space | undefined> {
-    if (this.#silent.has(path) || this.#silent.size >= mostSilent) return undefined;
+    // The limit does not apply to "/", so that the machine's own disk is measured while file servers hang.
+    if (this.#silent.has(path) || (path !== '/' && this.#silent.size >= mostSilent)) return undefined;
     const answer = this.#asked.get(path) ?? this.#ask(path);
     if (await endsWithin(diskLimit, answer)) return answer;
     if (this.#asked.get(path) === answer) this.#silent.add(path);

@@ -1,5 +1,6 @@
 // The file history.db: a file of another installation is refused, the writes of one turn share a transaction, resolved
 // writes are durable, and old rows are removed.
+import { execFileSync } from 'node:child_process';
 import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -14,6 +15,7 @@ import { Idempotency } from '../broker/request-checks/idempotency.ts';
 import { allRoutes, type Caller } from '../shared/api/route-table.ts';
 import { now } from '../shared/clock.ts';
 import { newId } from '../shared/ids-and-secrets.ts';
+import { mayMount } from './file-operations-fixture.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
@@ -842,4 +844,21 @@ describe('counts of rows', () => {
     });
     await expectExact(events, history);
   });
+});
+
+test.runIf(mayMount)('a change that does not fit on the disk is undone as a whole', async () => {
+  const disk = temporaryFolder('small');
+  execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', disk]);
+  onTestFinished(() => void execFileSync('umount', ['-l', disk]));
+  const history = openHistory(join(disk, 'history.db'), 'installation', quiet);
+  onTestFinished(() => history.close());
+  await history.migrate('notes', table);
+  // SQLite writes a large transaction to the disk before its end. If that fails, it undoes all statements so far.
+  const texts = { first: '', large: 'x'.repeat(6 * 1024 * 1024), last: '' };
+  const written = history.write((transaction) => {
+    for (const [id, text] of Object.entries(texts))
+      transaction.run('INSERT INTO notes VALUES (?, 0, ?)', id, text);
+  });
+  await expect(written).rejects.toThrow('full');
+  expect(await history.all('SELECT id FROM notes')).toEqual([]);
 });

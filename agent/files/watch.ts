@@ -69,7 +69,10 @@ let eventsOfTurn = 0;
  * may have overflowed. All watches share the queue, so each of them may have missed a change.
  */
 function countEvent(): void {
-  if (eventsOfTurn === 0) setImmediate(() => void (eventsOfTurn = 0));
+  if (eventsOfTurn === 0)
+    setImmediate(() => {
+      eventsOfTurn = 0;
+    });
   eventsOfTurn += 1;
   if (eventsOfTurn === mostWaiting) for (const overflow of overflows) overflow();
 }

@@ -52,6 +52,7 @@ export function uploadHandlers(
       // The signature is removed first, because a package without one is not listed.
       await rm(signatureFileOf(path), { force: true });
       await rm(path, { force: true });
+      await syncDirectory(directory);
       return { deleted: true };
     },
   };

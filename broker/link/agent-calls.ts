@@ -237,8 +237,8 @@ export class Calls {
       const release = await this.#limits.enter(lane, abort);
       const cancelDeadline =
         deadlineMs > 0 ? after(deadlineMs, () => abort.abort(this.#timedOut())) : () => {};
-      // The abort ends the call, because a caller may leave an answer half read, as after a HEAD request. Then nobody
-      // resumes #responses() to its `finally`.
+      // The abort ends the call. A caller may leave an answer half read, as after a HEAD request, and #responses() then
+      // never reaches its `finally`.
       const end = (): void => {
         cancelDeadline();
         forget();

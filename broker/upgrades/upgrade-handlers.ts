@@ -15,7 +15,7 @@ import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../
 import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { Rollout } from './upgrade-in-waves.ts';
 import type { UpgradeServices } from './upgrade-one-machine.ts';
-import { textOf, UpgradeRecords, upgradeToJson } from './upgrade-records.ts';
+import { inOtherUpgrade, textOf, UpgradeRecords, upgradeToJson } from './upgrade-records.ts';
 import {
   type Member,
   memberColumns,
@@ -164,16 +164,11 @@ export class Upgrades {
       if (!machine) return [];
       const facts = machineFacts.of(machine_id);
       const found = packageFor(machine, facts, version, catalog);
-      const message = 'another upgrade of this machine has not ended: wait for it, or cancel it';
       // Only the broker that owns a machine has the current facts of the machine. Machines of other brokers are
       // therefore not refused here; their owners check them when the wave begins.
       const isElsewhere = cluster?.ownerElsewhere(machine_id) !== undefined;
       const refused =
-        isRefusal(found) && !isElsewhere
-          ? found
-          : busy.has(machine_id)
-            ? { reason: 'in_other_upgrade' as const, message }
-            : undefined;
+        isRefusal(found) && !isElsewhere ? found : busy.has(machine_id) ? inOtherUpgrade : undefined;
       const from_version = facts?.agent_version ?? '';
       const one = { ...of, machine_id, from_version };
       if (refused) return [{ ...one, status: 'skipped', ...refused, finished_at: created_at }];

@@ -26,7 +26,7 @@ let files: Files;
 const path = (...parts: string[]): string => disk.path(...parts);
 const bytes = (name: string): Buffer => Buffer.from(name);
 const json = JSON.stringify;
-const nobody = 65_534;
+const stranger = 65_534;
 
 beforeEach(async () => {
   disk = new Disk({ second: true });
@@ -83,8 +83,8 @@ test.runIf(isRoot)('a move that may not remove the source leaves nothing at the 
   mkdirSync(path('to'));
   chmodSync(path('to'), 0o777);
   writeFileSync(path('from/file'), 'x');
-  chownSync(path('from/file'), nobody, nobody);
-  await printed(moveAs(nobody, path('from/file'), path('to/file')), 'permission_denied');
+  chownSync(path('from/file'), stranger, stranger);
+  await printed(moveAs(stranger, path('from/file'), path('to/file')), 'permission_denied');
   expect([readdirSync(path('from')), readdirSync(path('to'))]).toEqual([['file'], []]);
 });
 
@@ -96,8 +96,8 @@ test.runIf(isRoot && otherDisk)(
     mkdirSync(path('from'));
     chmodSync(path('from'), 0o777);
     writeFileSync(path('from/file'), Buffer.alloc(200 * 1024 * 1024, 7));
-    chownSync(path('from/file'), nobody, nobody);
-    const child = moveAs(nobody, path('from/file'), join(target, 'file'));
+    chownSync(path('from/file'), stranger, stranger);
+    const child = moveAs(stranger, path('from/file'), join(target, 'file'));
     await waitFor(() => expect(tree(target).length).toBeGreaterThan(1), { interval: 1 });
     // A file of root, which an ordinary user may not link.
     writeFileSync(path('from/new'), 'new');

@@ -141,6 +141,28 @@ test('disks that hang block at most two threads', async () => {
   expect(asked).toEqual(['/', '/a']);
 });
 
+test('the file system of / is measured while two others hang', async () => {
+  const clock = stoppedClock();
+  const proc = {
+    '/proc/self/mountinfo': mountinfo(
+      ['/', 'ext4', '/dev/sda1', '8:1'],
+      ['/mnt/a', 'nfs4', 'dead:/a', '0:50'],
+      ['/mnt/b', 'nfs4', 'dead:/b', '0:51'],
+    ),
+  };
+  const statfs: Sources['statfs'] = (mount) =>
+    mount === '/' ? Promise.resolve(sound) : new Promise(() => undefined);
+  const metrics = new MetricsReader(machine({ proc, statfs }));
+  const first = metrics.report();
+  for (let second = 0; second < 3; second += 1) {
+    await settle();
+    clock.pass(1_000);
+  }
+  expect(mountsOf(await first)).toEqual(['/']);
+  const { disk, disks } = await metrics.report();
+  expect([disk?.total, disks?.map(({ mount }) => mount)]).toEqual([expect.any(Number), ['/']]);
+});
+
 test('a disk that hangs delays one report only', async () => {
   const clock = stoppedClock();
   const proc = {

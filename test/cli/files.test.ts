@@ -22,9 +22,10 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
+import { getEach } from '../../broker/cli/files/get.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../shared/tar/index.ts';
 import { createLine, open, type Running } from '../cli-fixture.ts';
-import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { startFarhand, startWithAgent, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 
 async function startScene() {
@@ -230,6 +231,27 @@ describe('farhand files', () => {
     expect(removed).toEqual([{ path: join(there, 'copy'), deleted: true }]);
     expect(readdirSync(there).sort()).toEqual(['a', 'tree']);
   });
+});
+
+test('a fetch without --overwrite replaces no file that appears during the transfer', async () => {
+  const { system, machine_id } = await startWithAgent();
+  const folder = temporaryFolder('fetch');
+  writeFileSync(join(folder, 'remote'), 'remote');
+  const target = join(folder, 'local');
+  const { client } = system;
+  const download: typeof client.files.download = async (...args) => {
+    const response = await client.files.download(...args);
+    writeFileSync(target, 'of another program');
+    return response;
+  };
+  const racing = Object.assign(Object.create(client), { files: { ...client.files, download } });
+  const signal = new AbortController().signal;
+  const fetching = getEach(racing, [`${machine_id}:${folder}/remote`], target, false, signal);
+  await expect(fetching).rejects.toThrow('already exists');
+  expect([readFileSync(target, 'utf8'), readdirSync(folder).sort()]).toEqual([
+    'of another program',
+    ['local', 'remote'],
+  ]);
 });
 
 test('attributes of remote files are printed and changed', async () => {

@@ -1,8 +1,8 @@
 // Fetches files and directories from machines, each completely or not at all.
 import { randomBytes } from 'node:crypto';
-import { lstat, rename, rm, stat } from 'node:fs/promises';
+import { link, lstat, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import { StartError } from '../../../shared/errors.ts';
+import { ignoring, StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-error-messages.ts';
 import { write } from '../stdout-stderr-and-exit.ts';
@@ -29,7 +29,7 @@ export async function getEach(
     const target = isDirectory ? join(to, localNameOf(source)) : to;
     if (!overwrite && target !== '-' && (await lstat(target).catch(() => undefined)))
       throw new StartError(`${target} already exists; add --overwrite to replace it`, 1);
-    await get(client, source, target, signal).catch((error: unknown) => {
+    await get(client, source, target, overwrite, signal).catch((error: unknown) => {
       throw atPath(error, target);
     });
     paths.push(target);
@@ -37,7 +37,13 @@ export async function getEach(
   return paths;
 }
 
-async function get(client: Farhand, source: RemotePath, target: string, signal: AbortSignal): Promise<void> {
+async function get(
+  client: Farhand,
+  source: RemotePath,
+  target: string,
+  overwrite: boolean,
+  signal: AbortSignal,
+): Promise<void> {
   const { type, mode, size } = await client.files.stat(source);
   const isDirectory = type === 'directory';
   const archive = isDirectory ? ({ archive: 'tar' } as const) : {};
@@ -46,7 +52,7 @@ async function get(client: Farhand, source: RemotePath, target: string, signal: 
   const bytes = withProgress(body ?? ReadableStream.from([]), { name: pathText(source), total }, signal);
   if (target === '-') for await (const chunk of bytes) await write('stdout', chunk);
   else if (isDirectory) await extractNew(asBuffers(bytes), target);
-  else await writeWhole(target, bytes, Number.parseInt(mode, 8));
+  else await writeWhole(target, bytes, Number.parseInt(mode, 8), overwrite);
 }
 
 /**
@@ -73,7 +79,12 @@ async function* asBuffers(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<Buf
 }
 
 /** Writes a temporary file beside the target and renames it. A fetch that fails changes nothing. */
-async function writeWhole(target: string, bytes: AsyncIterable<Uint8Array>, mode: number): Promise<void> {
+async function writeWhole(
+  target: string,
+  bytes: AsyncIterable<Uint8Array>,
+  mode: number,
+  overwrite: boolean,
+): Promise<void> {
   const existing = await lstat(target).catch(() => undefined);
   if (existing?.isDirectory()) throw new StartError(`${target} is a directory; choose the name of a file`, 1);
   if (target.endsWith('/'))
@@ -84,9 +95,10 @@ async function writeWhole(target: string, bytes: AsyncIterable<Uint8Array>, mode
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);
   try {
     await writeChunks(draft, bytes, 'wx', mode & 0o777);
-    await rename(draft, target);
-  } catch (error) {
+    // Another program may have created the target during the transfer. Some file systems have no hard links.
+    const linking = overwrite ? undefined : link(draft, target).then(() => true);
+    if (!(await linking?.catch(ignoring('EPERM', 'EOPNOTSUPP', 'ENOTSUP')))) await rename(draft, target);
+  } finally {
     await rm(draft, { force: true });
-    throw error;
   }
 }
