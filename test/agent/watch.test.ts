@@ -258,3 +258,10 @@ describe('watchFiles', () => {
     expect(existsSync(path('elsewhere/sub'))).toBe(true);
   });
 });
+
+test('a flood of changes of two files while the agent is stalled is reported as an overflow', async () => {
+  const watching = await watch(disk.root, false);
+  // While this loop runs, the agent reads no events. The kernel's queue holds 16,384 of them.
+  for (let n = 0; n < 20_000; n += 1) appendFileSync(path(n % 2 === 0 ? 'a' : 'b'), 'x');
+  await watching.until('OVERFLOW /');
+});

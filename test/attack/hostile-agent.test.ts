@@ -326,6 +326,18 @@ test('an agent that announces several files in one answer uses up no memory of o
   await served();
 });
 
+test('an error with impossible details reaches the client in the envelope, with a usual Retry-After', async () => {
+  const { system, hostile, served } = await bench();
+  for (const details of ['{"retry_after":"a\\nb"}', '{"retry_after":{"a":1}}', '{"retry_after":"é€"}']) {
+    const asked = system.call('GET', content(hostile));
+    const { call_id } = await hostile.next('call');
+    hostile.send({ reply: { call_id, error: { code: 'unavailable', message: 'no', details } } });
+    const { status, headers, body } = await asked;
+    expect([status, headers.get('retry-after'), body.error.code]).toEqual([503, '5', 'unavailable']);
+  }
+  await served();
+});
+
 test('an endless listing with impossible names affects only its own reader', async () => {
   const { system, hostile, served } = await bench();
   const asked = fetch(`${system.url}/api/v1/machines/${machineOf(hostile)}/files?path=/a`, {

@@ -696,6 +696,22 @@ withPostgres('when the owner of a machine', () => {
     expect(text).toContain('"data":"last\\n"');
   }, 40_000);
 
+  test('is killed, cancels are refused until another broker owns the machine, and then stored', async () => {
+    const { two, owner, agent, client, machine_id } = await startWithOwner(await server());
+    const { id: session } = await client.sessions.create({ machine_id, shell: '/bin/sh' });
+    await agent.close();
+    const { id } = await client.commands.async({ machine_id, command: 'true', queue_for: 600_000 });
+    owner.kill('SIGKILL');
+    for (const path of [`/commands/${id}`, `/sessions/${session}`]) {
+      const answer = await waitFor(async () => {
+        const { status, body } = await two.call('DELETE', path);
+        expect(status).toBe(200);
+        return body.data;
+      });
+      expect(['cancelled', 'DISCONNECTED']).toContain(answer.status);
+    }
+  }, 40_000);
+
   test('is killed, a command that waits for the machine runs once when the machine is back', async () => {
     const { two, owner, proxy, agent, client, machine_id } = await startWithOwner(await server());
     await agent.close();
