@@ -140,7 +140,7 @@ test.runIf(otherDisk)(
   },
 );
 
-test('a change of mode beside an upload of the same file is kept or refused', async () => {
+test('a change of mode during an upload of the same file takes effect or is refused', async () => {
   const lost: number[] = [];
   for (let n = 0; n < 400; n += 1) {
     writeFileSync(path('file'), 'old');

@@ -156,7 +156,7 @@ class SpawnerProcess {
   /** Requests whose processes have not exited yet, by command id, oldest first. */
   readonly #requested = new Map<string, Requested>();
   #isReady = false;
-  /** Cancels the next call of #checkForHang(); undefined if none is due. */
+  /** Cancels the timer of #checkForHang(); undefined if no timer runs. */
   #cancelCheck: (() => void) | undefined;
   #stopped = false;
 
