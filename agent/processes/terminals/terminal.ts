@@ -277,9 +277,10 @@ export class Client {
     try {
       // signalGroup() returns false if the program is gone. The signal is not needed then.
       signalGroup(running.child, name, true);
-    } catch {
+    } catch (error) {
       // The agent may not signal a program of another user, such as sudo. The client's call goes on, because its end
       // would lose input.
+      if (!(error instanceof AppError && error.code === 'permission_denied')) throw error;
     }
   }
 }
