@@ -8,25 +8,28 @@ const pruneMs = 3_600_000;
 const expireMs = 60_000;
 
 /**
- * Every minute, deletes expired tokens and the old rows of brokers that were started again. Every hour, deletes all
- * other outdated rows. Rows that could not be deleted are deleted the next time. Call the returned function to stop.
+ * Every minute, deletes expired tokens and the old rows of brokers that were started again, and makes this broker the
+ * owner of removed machines whose owner has ended. Every hour, deletes all other outdated rows. What fails is done the
+ * next time. Call the returned function to stop.
  */
 export function deleteOutdatedRows(connection: LeaseConnection, brokerId: string, log: Logger): () => void {
   let isStopped = false;
-  const run = async (statements: readonly string[]): Promise<void> => {
+  const run = async (statements: readonly string[], values: readonly string[] = []): Promise<void> => {
     try {
-      for (const statement of statements) await connection.query(statement);
+      for (const statement of statements) await connection.query(statement, values);
     } catch (err) {
       if (!isStopped)
-        log.error({ err }, 'outdated rows about brokers and tokens could not be deleted; trying again later');
+        log.error(
+          { err },
+          'outdated rows about brokers and tokens could not be deleted, or removed machines not claimed; trying again later',
+        );
     }
   };
   const stops = [
     every(pruneMs, () => void run(pruning)),
     every(expireMs, () => {
       void run(expiring);
-      // A failure is ignored, because the statement runs again in a minute.
-      connection.query(claimingRemoved, [brokerId]).catch(() => undefined);
+      void run([claimingRemoved], [brokerId]);
     }),
   ];
   return () => {
