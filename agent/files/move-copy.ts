@@ -185,7 +185,8 @@ async function withdraw({ from, stats, source }: Transfer, away: fs.Confined, be
   const now = await fs.lstat(away);
   const same =
     fs.identityOf(now) === fs.identityOf(stats) && now.size === stats.size && now.mtimeNs === stats.mtimeNs;
-  // Temporary files count here: an upload that has begun would publish its file in the withdrawn directory.
+  // Temporary files count here: an upload that has begun would publish its file in the withdrawn directory. A tree that
+  // cannot be read counts as changed.
   if (same && (await stateBelow(away, now).catch(() => undefined)) === before) return;
   // rename(2) instead of link(2), which fails on some file systems, and for files of other users.
   const overwrite = (await fs.lookAt(from.at)) === undefined;
@@ -199,9 +200,10 @@ async function stateBelow(
   stats: fs.BigIntStats,
   leaveOut?: (name: Bytes) => boolean,
 ): Promise<string> {
-  const hash = createHash('sha256');
   if (!stats.isDirectory()) return '';
+  const hash = createHash('sha256');
   using pinned = await fs.pin(at);
+  // A cancelled request does not stop this: withdraw() must always end with the source removed or moved back.
   const signal = new AbortController().signal;
   for await (const step of walk(pinned.at, undefined, { path: '', signal, ...(leaveOut && { leaveOut }) }))
     if (!step.left) hash.update(`${step.path}\0${step.stats.ino} ${step.stats.ctimeNs}\0`, 'latin1');

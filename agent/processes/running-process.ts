@@ -125,7 +125,7 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
   const startedAt = now();
   const until = prepared.timeoutMs > 0 ? monotonic() + prepared.timeoutMs : Number.POSITIVE_INFINITY;
   // The timeout also ends a start that hangs, for example on a disk that no longer responds.
-  const done = callAt(until, () => parts.spawners.cancel(id));
+  const cancelTimeout = callAt(until, () => parts.spawners.cancel(id));
   try {
     const child = await parts.spawners.spawn({
       id,
@@ -148,7 +148,7 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
     });
     throw error;
   } finally {
-    done();
+    cancelTimeout();
   }
 }
 

@@ -26,8 +26,7 @@ import { assertFollowable, FollowLimit, followMembers, type Sent } from './follo
 import type { OpenCommand } from './open-command.ts';
 import { sourceOf } from './read-output.ts';
 import { commandWith } from './saved-command-parameters.ts';
-import type { CommandContext } from './shared-by-open-commands.ts';
-import { cancelWaitMs } from './shared-by-open-commands.ts';
+import { type CommandContext, cancelWaitMs } from './shared-by-open-commands.ts';
 
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;

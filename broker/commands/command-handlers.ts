@@ -27,8 +27,7 @@ import { columns, countedCommands, fromRow } from './command-tables.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './command-to-json.ts';
 import type { OpenCommand } from './open-command.ts';
 import { bytesReply, eventsOf, type Part, partsFrom, sourceOf } from './read-output.ts';
-import type { CommandContext } from './shared-by-open-commands.ts';
-import { cancelWaitMs } from './shared-by-open-commands.ts';
+import { type CommandContext, cancelWaitMs } from './shared-by-open-commands.ts';
 import { OutputDirectory, type Stream } from './stored-output.ts';
 
 /** The parameters of a schedule's command, and the key whose rights the command has. */

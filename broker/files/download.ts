@@ -204,6 +204,7 @@ function recordDownload(
   size: number,
 ): void {
   const data = { ...pathOf(path), size };
+  // recordFileEvent() has logged the failure, and the client has its file.
   recordFileEvent(services, caller, 'file.downloaded', machine, data).catch(() => undefined);
 }
 

@@ -159,6 +159,7 @@ export class PostgresDatabase implements Database {
     await this.writer.close();
   }
 
+  /** Ends all reads at once. The end() of a client would wait for the server's answers. */
   #endReads(): void {
     for (const client of this.#disconnectsAtOpening.keys()) client.connection.stream.destroy();
   }

@@ -95,10 +95,17 @@ async function writeWhole(
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);
   try {
     await writeChunks(draft, bytes, 'wx', mode & 0o777);
-    // Another program may have created the target during the transfer. Some file systems have no hard links.
-    const linking = overwrite ? undefined : link(draft, target).then(() => true);
-    if (!(await linking?.catch(ignoring('EPERM', 'EOPNOTSUPP', 'ENOTSUP')))) await rename(draft, target);
+    // Another program may have created the target during the transfer.
+    if (overwrite || !(await linkNew(draft, target))) await rename(draft, target);
   } finally {
     await rm(draft, { force: true });
   }
+}
+
+/** Gives a file a second name. Fails if the name is taken, and returns false if the file system has no hard links. */
+async function linkNew(from: string, to: string): Promise<boolean> {
+  const linked = await link(from, to)
+    .then(() => true)
+    .catch(ignoring('EPERM', 'EOPNOTSUPP', 'ENOTSUP'));
+  return linked === true;
 }
