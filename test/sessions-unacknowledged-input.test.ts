@@ -3,6 +3,7 @@
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { bench as benchWithAgent, leapingClock, soon } from './commands-fixture.ts';
 import { attached, begin, bench, createPort, join, keeper, ticketIn } from './sessions-fixture.ts';
+import type { TestSystem } from './start-farhand.ts';
 
 const kib = 1024;
 const size = { cols: 80, rows: 24 };
@@ -120,15 +121,20 @@ test('an agent that never acknowledges is sent 64 KiB, and no more input is read
   expect(await client.line.input(32 * kib)).toBe('2'.repeat(32 * kib));
 });
 
-test('a size that was sent while the link was silently lost reaches the terminal after the reconnect', async () => {
-  const { system, proxy, agent, machine_id } = await benchWithAgent();
-  const { sessions } = system.client;
-  const args = ['-c', 'stty -echo; echo ready; while read line; do echo "$line $(stty size)"; done'];
-  const { id: session_id } = await sessions.create({ machine_id, shell: '/bin/sh', args });
-  const { stream_url } = await sessions.attach({ session_id });
+/** Attaches a client to a new terminal on a real machine, whose program runs `each` for every line of input. */
+async function attachedTo(system: TestSystem, machine_id: string, each: string) {
+  const args = ['-c', `stty -echo; echo ready; while read line; do ${each}; done`];
+  const { id: session_id } = await system.client.sessions.create({ machine_id, shell: '/bin/sh', args });
+  const { stream_url } = await system.client.sessions.attach({ session_id });
   const port = createPort();
   void system.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
   await soon(() => port.text()).toContain('ready');
+  return port;
+}
+
+test('a size that was sent while the link was silently lost reaches the terminal after the reconnect', async () => {
+  const { system, proxy, agent, machine_id } = await benchWithAgent();
+  const port = await attachedTo(system, machine_id, 'echo "$line $(stty size)"');
   const [lost, back] = [agent.linked(false), agent.linked(true)];
   proxy.stall();
   const read = port.read();
@@ -144,13 +150,7 @@ test('a size that was sent while the link was silently lost reaches the terminal
 
 test('a signal that the agent may not send loses no input', async () => {
   const { system, machine_id } = await benchWithAgent();
-  const { sessions } = system.client;
-  const args = ['-c', 'stty -echo; echo ready; while read line; do echo "got $line"; done'];
-  const { id: session_id } = await sessions.create({ machine_id, shell: '/bin/sh', args });
-  const { stream_url } = await sessions.attach({ session_id });
-  const port = createPort();
-  void system.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
-  await soon(() => port.text()).toContain('ready');
+  const port = await attachedTo(system, machine_id, 'echo "got $line"');
   // The kernel refuses a signal to a program of another user, such as sudo.
   const { kill } = process;
   const refusing = vi.spyOn(process, 'kill').mockImplementation((pid, name) => {
