@@ -9,7 +9,7 @@ import { brokers } from './brokers.ts';
 import { commands } from './commands.ts';
 import { events } from './events.ts';
 import { files } from './files.ts';
-import { service } from './info-health-and-metrics.ts';
+import { service } from './info-health-metrics-and-docs.ts';
 import { inventory } from './inventory.ts';
 import { joinTokens } from './join-tokens.ts';
 import { keys } from './keys.ts';
