@@ -30,6 +30,8 @@ export class Monitor {
    * find changes.
    */
   #seen: Followed;
+  /** The kinds whose rules could not be evaluated. All rules of such a kind are evaluated again soon. */
+  readonly #failing = new Set<AlertRule['kind']>();
   #stops: (() => void)[] = [];
   #stopped = false;
   #isStarted = false;
@@ -165,11 +167,13 @@ export class Monitor {
     try {
       await this.#conditions.load(kind);
     } catch (error) {
-      this.#log.error(
-        { err: error, rule_id: id },
-        'an alert rule could not be evaluated; trying again in 5 s',
-      );
-      after(retryMs, () => this.#evaluateKind(kind));
+      if (this.#stopped || this.#failing.has(kind)) return;
+      this.#failing.add(kind);
+      this.#log.error({ err: error, kind }, 'alert rules could not be evaluated; trying again in 5 s');
+      after(retryMs, () => {
+        this.#failing.delete(kind);
+        this.#evaluateKind(kind);
+      });
       return;
     }
     const rule = this.#state.alert_rules.get(id);
