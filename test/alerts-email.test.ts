@@ -86,6 +86,15 @@ test('a password is not sent to a mail server without TLS, and the delivery says
   expect(error).toBeTruthy();
 });
 
+test('a mail server whose first address does not answer gets the e-mail at its other address', async () => {
+  const resolve = async () => ['127.0.0.2', '127.0.0.1'];
+  const system = await startAlertSystem({ tuning: { resolve } });
+  const { port } = await startMailServer();
+  const url = `smtp://mail.example.org:${port}`;
+  const { id: channel_id } = await system.client.alertChannels.create({ ...mail(port), url });
+  expect(await system.client.alertChannels.test({ channel_id })).toMatchObject({ delivered: true });
+});
+
 const aiosmtpd = `
 import asyncio
 from aiosmtpd.smtp import SMTP

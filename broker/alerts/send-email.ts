@@ -1,6 +1,6 @@
 // Sends e-mail through a mail server. The library nodemailer is loaded when the first e-mail is sent.
 import { once } from 'node:events';
-import { connect, isIP } from 'node:net';
+import { connect, isIP, type LookupFunction } from 'node:net';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import type { AddressGuard } from '../deliveries/address-guard.ts';
 import type { Answered } from '../deliveries/attempt-delivery.ts';
@@ -29,14 +29,17 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
   const { hostname, port, protocol } = new URL(url);
   const secure = protocol === 'smtps:';
   const number = Number(port) || (secure ? 465 : 587);
-  // The socket connects to the address that was checked. A second lookup of the name could return another address.
+  // The socket connects to an address that was checked. A second lookup of the name could return another address.
   const { addresses, isInternal } = await guard.resolve(hostname, number);
   const { createTransport } = await import('nodemailer');
-  const host = (addresses[0] ?? hostname).replace(/^\[|\]$/g, '');
+  const host = hostname.replace(/^\[|\]$/g, '');
+  const found = addresses.map((address) => ({ address, family: isIP(address) }));
+  const lookup: LookupFunction = (_name, _options, callback) => callback(null, found);
   // The socket is created here, because nodemailer does not close its own socket when it stops waiting for an
   // answer.
   signal.throwIfAborted();
-  const socket = connect({ host, port: number });
+  // node:net tries several addresses only with autoSelectFamily.
+  const socket = connect({ host, port: number, lookup, autoSelectFamily: true });
   const transport = createTransport({
     connection: socket,
     host,
@@ -44,7 +47,7 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
     secure,
     requireTLS: !secure && user !== null,
     // An IP address must not be sent as the server name (RFC 6066).
-    ...(isIP(hostname.replace(/^\[|\]$/g, '')) === 0 && { tls: { servername: hostname } }),
+    ...(isIP(host) === 0 && { tls: { servername: hostname } }),
     ...(user !== null && { auth: { user, pass: password ?? '' } }),
     connectionTimeout: timeoutMs,
     greetingTimeout: timeoutMs,
