@@ -17,8 +17,8 @@ const answers: Record<string, string> = {
   STARTTLS: '502 not implemented\r\n',
 };
 
-/** A mail server without TLS (RFC 5321) that accepts every message. */
-async function startMailServer(): Promise<MailServer> {
+/** A mail server without TLS (RFC 5321). It answers `refused` for the second recipient, and accepts all else. */
+async function startMailServer(refused = '250 ok'): Promise<MailServer> {
   const mails: string[] = [];
   const server = createServer((socket: Socket) => {
     let [text, envelope, inData] = ['', '', false];
@@ -38,7 +38,8 @@ async function startMailServer(): Promise<MailServer> {
           socket.write('354 go on\r\n');
         } else {
           if (/^(MAIL|RCPT)/.test(line)) envelope += `${line}\n`;
-          socket.write(answers[line] ?? '250 ok\r\n');
+          const isSecond = line.startsWith('RCPT TO:<me@');
+          socket.write(isSecond ? `${refused}\r\n` : (answers[line] ?? '250 ok\r\n'));
         }
       }
     });
@@ -93,6 +94,19 @@ test('a mail server whose first address does not answer gets the e-mail at its o
   const url = `smtp://mail.example.org:${port}`;
   const { id: channel_id } = await system.client.alertChannels.create({ ...mail(port), url });
   expect(await system.client.alertChannels.test({ channel_id })).toMatchObject({ delivered: true });
+});
+
+test.each([
+  ['for good is named, and the others are not sent it again', '550 no such user', true],
+  ['for now is named, and the e-mail counts as not delivered', '450 try again later', false],
+])('a recipient whom the mail server refuses %s', async (_what, refused, delivered) => {
+  const system = await startAlertSystem();
+  const { port, mails } = await startMailServer(refused);
+  const { id: channel_id } = await system.client.alertChannels.create(mail(port));
+  const answer = await system.client.alertChannels.test({ channel_id });
+  const error = `the mail server refused me@example.org (${refused.slice(0, 3)})`;
+  expect(answer).toMatchObject({ delivered, error });
+  expect(mails).toHaveLength(1);
 });
 
 const aiosmtpd = `

@@ -22,7 +22,7 @@ const timeoutMs = 15_000;
 
 /**
  * Sends an e-mail through a mail server that the address guard allows. The password is sent only over TLS. Rejects if
- * the server does not accept the e-mail.
+ * the server does not accept the e-mail. If it refuses some of the recipients, `error` names them.
  */
 export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSignal): Promise<Answered> {
   const { url, user, password, from, to, message, id } = mail;
@@ -64,8 +64,14 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
       ...{ from, to: [...to], subject: message.title, text },
       messageId: `<${id}@${from.split('@')[1] ?? 'farhand'}>`,
     });
-    const { response } = await unlessAborted(signal, sending);
-    return { delivered: true, answer: isInternal ? null : response.slice(0, 4096) };
+    const { response, rejectedErrors = [] } = await unlessAborted(signal, sending);
+    const refused = rejectedErrors.map(({ recipient, responseCode }) => `${recipient} (${responseCode})`);
+    return {
+      // A recipient whom the server refuses only for now gets the next attempt, as do the others.
+      delivered: rejectedErrors.every(({ permanent }) => permanent),
+      error: refused.length === 0 ? null : `the mail server refused ${refused.join(', ')}`.slice(0, 200),
+      answer: isInternal ? null : response.slice(0, 4096),
+    };
   } finally {
     transport.close();
     socket.destroy();
