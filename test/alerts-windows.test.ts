@@ -1,6 +1,7 @@
 // Maintenance windows, once or by cron, for machines and tags: an alert in a window is listed as held and sends no
 // notification.
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
+import type { History } from '../broker/history/history-database.ts';
 import { looksInto, soon, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
 import { startFarhand } from './start-farhand.ts';
@@ -147,4 +148,26 @@ test('after a restart, held alerts of machines that are back within a minute are
   await one.back(again.client);
   await expect.poll(async () => (await alerts())[0]?.status).toBe('resolved');
   expect(await steps()).toEqual([]);
+});
+
+test('a held alert whose end could not be stored opens at the end of the window if its condition has begun again', async () => {
+  const stores: { history?: History } = {};
+  const onStores = (given: object): void => void Object.assign(stores, given);
+  const { client, rule, machine, clock, statuses } = await startAlertSystem({ tuning: { onStores } });
+  const one = await machine();
+  await rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
+  await client.maintenanceWindows.create({ name: 'reboot', duration: 10 * minute });
+  await one.report({ cpu: 60 });
+  await expect.poll(statuses).toEqual(['held']);
+  const failing = vi
+    .spyOn(stores.history as History, 'write')
+    .mockRejectedValue(new Error('the disk is full'));
+  await one.report({ cpu: 1 });
+  await one.report({ cpu: 60 });
+  failing.mockRestore();
+  for (let n = 0; n < 22; n += 1) {
+    clock.leap(minute / 2);
+    await one.report({ cpu: 60 });
+  }
+  await expect.poll(statuses).toEqual(['open']);
 });
