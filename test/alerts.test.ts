@@ -4,11 +4,11 @@ import { expect, test } from 'vitest';
 import type { AlertRecords } from '../broker/alerts/alert-records.ts';
 import { Monitor } from '../broker/alerts/evaluate-rules.ts';
 import type { Windows } from '../broker/alerts/maintenance-windows.ts';
-import { type AlertMachine, type AlertSystem, startAlertSystem } from './alerts-fixture.ts';
+import { type AlertMachine, type AlertSystem, looksInto, soon, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
 import { gate } from './commands-fixture.ts';
 import { fakeClock } from './fake-clock.ts';
-import { quiet } from './start-farhand.ts';
+import { quiet, startFarhand } from './start-farhand.ts';
 
 const minute = 60_000;
 
@@ -537,4 +537,19 @@ test('an alert about a schedule follows its last run, also if an earlier run end
   await client.schedules.run({ schedule_id });
   await expect.poll(ended).toEqual(['failed', 'failed', 'completed']);
   expect(await statuses()).toEqual(['open']);
+});
+
+test('an open alert repeats after a restart of a broker whose clock was two days ahead', async () => {
+  const system = await startAlertSystem();
+  const { clock, rule, machine, statuses, dataDir, grpc } = system;
+  clock.set(Date.now() + 2 * 24 * 60 * minute);
+  const one = await machine();
+  await rule({ name: 'busy', kind: 'cpu', above: 50, for: 0, repeat_every: 10 * minute });
+  await one.report({ cpu: 60 });
+  await expect.poll(statuses).toEqual(['open']);
+  await system.broker.close();
+  clock.set(Date.now());
+  const again = await startFarhand({ dataDir, flags: ['--grpc', grpc], tuning: { alerts: soon } });
+  clock.leap(11 * minute);
+  await expect.poll(looksInto(again.client).steps).toEqual(['opened', 'repeated']);
 });

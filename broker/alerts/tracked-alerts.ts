@@ -167,7 +167,9 @@ export class TrackedAlerts {
     const { repeat_every } = tracked.rule;
     const isHeld = alert.status === 'held';
     if (!isHeld && (repeat_every === null || alert.status !== 'open')) return;
-    const repeat = (alert.repeated_at ?? alert.opened_at ?? alert.created_at) + (repeat_every ?? 0);
+    const last = alert.repeated_at ?? alert.opened_at ?? alert.created_at;
+    // If the clock was ahead at the last step, the step's time may be far in the future.
+    const repeat = Math.min(last, now()) + (repeat_every ?? 0);
     const due = Math.max(isHeld ? 0 : repeat, this.#windows.holding(tracked.subject)?.until ?? 0);
     const back = isHeld ? tracked.heldUntil - monotonic() : 0;
     tracked.cancelNext = after(Math.max(0, back, due - now()), () => void this.#next(tracked, alert));
