@@ -78,6 +78,8 @@ const form = /^[\x21-\x7e]{1,255}$/;
 export class Idempotency {
   readonly #history: History;
   readonly #underWay = new Set<string>();
+  /** Ids of ended requests whose rows still name this broker in `running`, because the database did not answer. */
+  readonly #unreleased = new Set<string>();
   /** Id of this broker if several brokers share the database, otherwise null. */
   readonly #brokerId: string | null;
 
@@ -120,6 +122,20 @@ export class Idempotency {
     if (content && answer !== undefined) await assertSame(content, earlier);
     caller.headers.set(replayed, 'true');
     return madeId === undefined ? answer : recall(madeId, caller, answer);
+  }
+
+  /** Stores again that requests have ended, if that failed before. Until then, other brokers refuse their repeats. */
+  async release(): Promise<void> {
+    const ids = [...this.#unreleased];
+    if (ids.length === 0) return;
+    await this.#history.write((transaction) => {
+      // A repeat may have begun at this broker meanwhile.
+      const ended = ids.filter((id) => !this.#underWay.has(id));
+      const sql =
+        'UPDATE idempotency SET running = NULL WHERE running = ? AND id IN (SELECT value FROM json_each(?))';
+      transaction.run(sql, this.#brokerId, JSON.stringify(ended));
+    });
+    for (const id of ids) this.#unreleased.delete(id);
   }
 
   /**
@@ -205,6 +221,10 @@ export class Idempotency {
       // stored, and find neither a running request nor an answer.
       await this.#history
         .write((transaction) => this.#store(id, answer, fields, transaction))
+        .catch((error: unknown) => {
+          if (this.#brokerId !== null) this.#unreleased.add(id);
+          throw error;
+        })
         .finally(() => this.#underWay.delete(id));
     }
   }

@@ -139,6 +139,7 @@ export async function createParts(opening: Opening) {
   };
   if (cluster) {
     followOthers(cluster, stores, log);
+    cluster.follow(() => idempotency.release());
     await followDeliveries(cluster, deliveries, [webhooks.queue, nouns.alerts.queue]);
   }
   await started?.();

@@ -440,6 +440,32 @@ withPostgres('two brokers', () => {
     expect((await one.client.commands.list()).total).toBe(1);
   });
 
+  test('repeat a request whose broker lost the database during it, and do not count it as under way any longer', async () => {
+    const { createDatabase, port } = await server();
+    const url = await createDatabase();
+    const two = await startFarhand({ flags: ['--database-url', url, ...peer] });
+    const proxy = await startProxy(`127.0.0.1:${port}`);
+    onTestFinished(() => proxy.close());
+    const through = `postgres://farhand@${proxy.address}/${databaseOf(url)}?sslmode=disable`;
+    const one = await startFarhand({
+      flags: ['--database-url', through, ...peer],
+      dataDir: copyOf(two.dataDir),
+    });
+    const { machineId } = await two.agent();
+    const { wait, open } = gate();
+    const body = { machine_ids: [machineId], command: wait, wait: 500 };
+    const send = ({ call }: typeof one) =>
+      call('POST', '/commands/batch', { key: two.key, body, headers: { 'Idempotency-Key': 'once' } });
+    const first = send(one);
+    await soon(async () => (await two.client.commands.list()).total).toBe(1);
+    proxy.forbid();
+    expect(await first).toMatchObject({ status: 503 });
+    proxy.allow();
+    open();
+    await soon(async () => (await send(two)).status).toBe(201);
+    expect((await two.client.commands.list()).total).toBe(1);
+  });
+
   test('send an event once to a follower that moves to a broker which has not heard of it yet', async () => {
     const { one, two } = await startTwo(await server());
     const { machineId: machine_id } = await one.agent();
