@@ -162,13 +162,17 @@ export class Keys {
       await this.#put(caller, () => key);
       return { ...this.#serialize(key), key: secret };
     },
-    list: (input, caller) => {
+    list: async (input, caller) => {
+      await this.#usage.readOthers();
       const own = currentKey(this.#state, caller.key_id);
       const seen = [...this.#state.keys.values()].filter((key) => within(key, own));
       const page = pageOf(routes.list, seen, input);
       return { items: page.items.map((key) => this.#serialize(key)), total: page.total };
     },
-    get: ({ key_id }, caller) => this.#serialize(find(key_id, caller, this.#state)),
+    get: async ({ key_id }, caller) => {
+      await this.#usage.readOthers();
+      return this.#serialize(find(key_id, caller, this.#state));
+    },
     me: (_input, caller) => ({
       ...this.#serialize(currentKey(this.#state, caller.key_id)),
       login: this.#loginOf(caller),
@@ -308,6 +312,9 @@ const tables = [
   'CREATE TABLE key_uses (key_id TEXT PRIMARY KEY, last_used_at INTEGER NOT NULL, ip TEXT NOT NULL) WITHOUT ROWID',
 ];
 
+const allUses = 'SELECT key_id, last_used_at, ip FROM key_uses';
+const useIn = (row: Row): Use => ({ at: Number(row.last_used_at), ip: textIn(row, 'ip') });
+
 /** Shortest time in milliseconds between two database writes about the use of one key. */
 const betweenMs = 60_000;
 
@@ -330,10 +337,21 @@ class KeyUsage {
     const others = 'DELETE FROM key_uses WHERE key_id NOT IN (SELECT value FROM json_each(?))';
     const rows = await history.write((transaction) => {
       transaction.run(others, JSON.stringify([...keys.keys()]));
-      return transaction.all('SELECT * FROM key_uses');
+      return transaction.all(allUses);
     });
-    const useIn = (row: Row): Use => ({ at: Number(row.last_used_at), ip: textIn(row, 'ip') });
     return new KeyUsage(history, new Map(rows.map((row) => [textIn(row, 'key_id'), useIn(row)])));
+  }
+
+  /** Reads the uses that other brokers on the same database have stored. Never rejects. */
+  async readOthers(): Promise<void> {
+    if (!this.#history.isRemote) return;
+    // While the database does not answer, the uses that are known remain.
+    for (const row of await this.#history.all(allUses).catch(() => [])) {
+      const id = textIn(row, 'key_id');
+      const known = this.#uses.get(id);
+      const use = useIn(row);
+      if (use.at > (known?.at ?? 0)) this.#uses.set(id, { ...use, written_at: known?.written_at });
+    }
   }
 
   note(id: KeyId, ip: string): void {

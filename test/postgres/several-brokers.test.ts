@@ -165,6 +165,15 @@ withPostgres('two brokers', () => {
     await expectRefused(atTwo, 1_000);
   });
 
+  test('list the last use of a key, whichever of them it was used at', async () => {
+    const { one, two } = await startTwo(await server());
+    const { key, key_id } = await limitedKey(one);
+    expect((await one.call('GET', '/machines', { key })).status).toBe(200);
+    const used = { last_used_ip: '127.0.0.1', last_used_at: expect.any(String) };
+    await soon(() => two.client.keys.get({ key_id })).toMatchObject(used);
+    expect((await two.client.keys.list({ id: key_id })).items).toMatchObject([used]);
+  });
+
   test('log a failure of their regular work once', async () => {
     const clock = leapingClock();
     const { one, database } = await startTwo(await server());
