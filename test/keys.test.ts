@@ -5,8 +5,9 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { type IncomingMessage, request } from 'node:http';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import { enrollWith } from '../agent/link/dial.ts';
+import type { Tuning } from '../broker/start/index.ts';
 import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
@@ -364,6 +365,21 @@ describe('a repeat with the same Idempotency-Key', () => {
     expect((await documents(second)).join_tokens).toEqual(before.join_tokens);
     // Leaves out a key that this system has created for itself.
     expect((await documents(second)).keys.slice(0, -1)).toEqual(before.keys);
+  });
+
+  test('is a conflict even if the history could not be written when the object was created', async () => {
+    const stores: Parameters<NonNullable<Tuning['onStores']>>[0][] = [];
+    const system = await startFarhand({ tuning: { onStores: (opened) => void stores.push(opened) } });
+    for (const { history } of stores)
+      vi.spyOn(history, 'applyOutbox').mockRejectedValueOnce(new Error('database is locked'));
+    const body = { name: 'ci', scopes: ['machines:read'] };
+    const made = await system.call('POST', '/api-keys', keyed('one', body));
+    const repeat = await system.call('POST', '/api-keys', keyed('one', body));
+    expect([made.status, repeat.status, repeat.body.error?.details]).toEqual([
+      201,
+      409,
+      { id: made.body.data.id },
+    ]);
   });
 
   test('with another body or path is idempotency_mismatch and creates nothing', async () => {

@@ -53,6 +53,16 @@ interface Earlier {
   madeId: string | undefined;
 }
 
+/** What is stored when a request has ended. */
+interface End {
+  /** The answer; undefined if it is not stored. */
+  answer: string | undefined;
+  /** Hash of the form fields of an upload, otherwise null. */
+  fields: string | null;
+  /** Id of the object that the request has created; null if it has created none or has failed. */
+  madeId: string | null;
+}
+
 const keepMs = 24 * 3_600_000;
 /**
  * Length of the longest answer that is stored, in characters. If the first answer was longer, repeats get the present
@@ -195,32 +205,32 @@ export class Idempotency {
 
   async #run(id: string, key: string, { route, caller, content, run }: KeyedRequest): Promise<unknown> {
     const { commit } = caller;
-    let made = false;
-    let answer: string | undefined;
-    let fields: string | null = null;
+    let made: string | undefined;
+    const end: End = { answer: undefined, fields: null, madeId: null };
     caller.commit = (journal, names = {}, machines, more = false) => {
       commit(journal, names, machines, more);
       if (more) return;
       const [resource_id] = Object.values(names);
       if (resource_id === undefined) return;
-      made = true;
+      made = resource_id;
       const entry: MadeEntry = { kind: 'idempotency', owner: caller.key_id, key, resource_id };
       journal.append(entry);
     };
     try {
       const reply = await run();
+      end.madeId = made ?? null;
       const text = JSON.stringify(reply);
       // If an object was created, but the client is gone or the answer too long, no answer is stored: repeats get the
       // object's present state.
-      const later = made && (caller.signal.aborted || text.length > largestAnswer);
-      if (route.idempotency === 'replay' && !later) answer = text;
-      if (content) fields = hashOf(content);
+      const later = made !== undefined && (caller.signal.aborted || text.length > largestAnswer);
+      if (route.idempotency === 'replay' && !later) end.answer = text;
+      if (content) end.fields = hashOf(content);
       return reply;
     } finally {
       // The request counts as running until its answer is stored. Otherwise a repeat could arrive before the answer is
       // stored, and find neither a running request nor an answer.
       await this.#history
-        .write((transaction) => this.#store(id, answer, fields, transaction))
+        .write((transaction) => this.#store(id, end, transaction))
         .catch((error: unknown) => {
           if (this.#brokerId !== null) this.#unreleased.add(id);
           throw error;
@@ -230,18 +240,15 @@ export class Idempotency {
   }
 
   /** Stores the answer. If there is no answer and nothing was created, the Idempotency-Key can be used again. */
-  #store(
-    id: string,
-    answer: string | undefined,
-    fields: string | null,
-    transaction: HistoryTransaction,
-  ): void {
-    if (answer === undefined) {
+  #store(id: string, { answer, fields, madeId }: End, transaction: HistoryTransaction): void {
+    if (answer === undefined && madeId === null) {
       transaction.run('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL', id);
       transaction.run('UPDATE idempotency SET running = NULL WHERE id = ?', id);
     } else {
-      const sql = 'UPDATE idempotency SET answer = ?, fields = ?, running = NULL WHERE id = ?';
-      transaction.run(sql, answer, fields, id);
+      // The outbox may still have the entry with the id of the object, so the id is written here too.
+      const sql = `UPDATE idempotency SET answer = ?, fields = ?, resource_id = coalesce(resource_id, ?), running = NULL
+        WHERE id = ?`;
+      transaction.run(sql, answer ?? null, fields, madeId, id);
     }
   }
 }
