@@ -7,6 +7,7 @@ import { monotonic, sleep } from '../shared/clock.ts';
 import { takeDirectory } from '../shared/directory-lock.ts';
 import { AppError } from '../shared/errors.ts';
 import type { Logger } from '../shared/logger.ts';
+import { reasonOf } from '../shared/system-error-messages.ts';
 import { AuditLog } from './audit-log/index.ts';
 import { checkRoots, createFiles } from './files/index.ts';
 import { createInventory } from './inventory/index.ts';
@@ -133,7 +134,7 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 
 /**
  * Returns this machine's identity. A machine that has none first joins a broker, with retries. Afterwards the file of
- * the join token is removed.
+ * the join token is removed, unless it is read-only, like the secrets of a container.
  */
 async function joined(
   { data_dir, broker: brokers, name, tags, join_token, join_token_file: file }: AgentSettings,
@@ -155,7 +156,10 @@ async function joined(
           { data_dir },
           'the join token is ignored: this machine has joined another broker; to join the token’s broker, use another --data-dir',
         );
-      if (file) await rm(file, { force: true });
+      if (file)
+        await rm(file, { force: true }).catch((error: unknown) =>
+          log.warn({ reason: reasonOf(error) }, 'the file of the join token could not be removed'),
+        );
       return identity;
     } catch (error) {
       if (!(error instanceof AppError)) throw error;

@@ -1,7 +1,17 @@
 // The start of an agent: refusals before it joins, what a failed start releases, and how a machine joins again.
-import { chownSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  chownSync,
+  closeSync,
+  existsSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { agentSettings } from '../../agent/settings-schema.ts';
 import { startAgent } from '../../agent/start.ts';
 import { brokerSettings } from '../../broker/settings-schema.ts';
@@ -24,6 +34,19 @@ test('a missing root is refused before the join token is used up', async () => {
   });
   expect((await system.client.machines.list({})).items).toEqual([]);
   await system.agent({ dataDir, joinToken: token, flags: ['--root', dataDir] });
+});
+
+test('an agent starts although the file with its join token cannot be removed', async () => {
+  const system = await startFarhand();
+  const folder = temporaryFolder('token');
+  const token = join(folder, 'token');
+  writeFileSync(token, await system.joinToken());
+  const file = openSync(token, 'r');
+  onTestFinished(() => closeSync(file));
+  const where = ['--broker', system.grpc, '--data-dir', join(folder, 'agent')];
+  // No name in this directory can be removed, not even by root.
+  const agent = await start(...where, '--join-token-file', `/proc/self/fd/${file}`);
+  await agent.close();
 });
 
 test.each(['processes', 'temporary.journal'])(
