@@ -163,7 +163,10 @@ export const brokerSettings = {
     help: 'URL to call while the broker is alive, so that a service elsewhere notices when the broker fails',
   },
   heartbeat_every: {
-    schema: z.string().default('1m').pipe(duration),
+    schema: z
+      .string()
+      .default('1m')
+      .pipe(duration.refine((ms) => ms > 0, 'must be more than 0')),
     value: 'TIME',
     help: 'time between two calls of --heartbeat-url (default 1m)',
   },

@@ -85,6 +85,7 @@ describe('a bad value is refused with an error that names its flag', () => {
     ['--keep-history', '', 'duration'],
     ['--webhook-retry', '1m,soon', 'duration'],
     ['--webhook-attempts', '0', '1'],
+    ['--heartbeat-every', '0s', 'more than 0'],
     ['--log-level', 'loud', 'debug'],
     ['--data-dir', '', '1 character'],
   ])('%s %j', (flag, value, part) => {
