@@ -3,7 +3,6 @@
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { join } from 'node:path';
-import { Agent } from 'undici';
 import { onTestFinished } from 'vitest';
 import { through } from '../broker/cli/pinned-transport.ts';
 import type { Tuning } from '../broker/start/index.ts';
@@ -38,8 +37,7 @@ export async function prepareBroker(
   const more = options.flags ?? [];
   const database = more.includes('--database-url') ? [] : await databaseFlags(dataDir);
   const flags = ['--data-dir', dataDir, '--http', http, '--grpc', grpc, ...database, ...more];
-  const dispatcher = new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } });
-  const { options: transport, close } = through(dispatcher);
+  const { options: transport, close } = through({ socketPath: join(dataDir, 'broker.sock') });
   const client = new Farhand({ baseUrl: 'http://broker.sock', retries: 0, ...transport });
   let child: ChildProcess | undefined;
   let ahead = 0;

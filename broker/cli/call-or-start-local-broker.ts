@@ -3,13 +3,12 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
-import { Agent } from 'undici';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { assertAccess } from '../../shared/doctor/directory-checks.ts';
 import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/paths-in-checkout-or-package.ts';
 import { inUse } from '../../shared/program-start-and-end.ts';
-import { failureOf } from '../../shared/sdk/errors-and-envelopes.ts';
+import { failureOf, noAnswer } from '../../shared/sdk/errors-and-envelopes.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { through } from './pinned-transport.ts';
 import { hint } from './print.ts';
@@ -37,13 +36,18 @@ export async function withSocket<T>(
   options: SocketOptions = {},
 ): Promise<T> {
   assertAccess(dataDir);
-  const transport = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
+  const transport = through({ socketPath: join(dataDir, 'broker.sock') });
   const to = { baseUrl: 'http://broker.sock', ...transport.options };
   let own: ChildProcess | undefined;
   try {
     own = await startUnlessRunning(new Farhand({ ...to, retries: 0 }), dataDir, options);
     return await use(new Farhand(to), async <T>(path: string) => {
-      const response = await transport.options.fetch(`${to.baseUrl}${path}`, { method: 'POST' });
+      const failed = (error: unknown): never => {
+        throw noAnswer(to.baseUrl, error);
+      };
+      const response = await transport.options
+        .fetch(`${to.baseUrl}${path}`, { method: 'POST' })
+        .catch(failed);
       const text = await response.text();
       if (!response.ok) throw failureOf(response, text);
       // The cast is safe: the broker is from the same installation as this program, and answers with this shape.

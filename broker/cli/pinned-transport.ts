@@ -1,5 +1,5 @@
-// Makes connections that fetch alone cannot make: over a socket file, with a private certificate authority,
-// or with a pinned key.
+// Makes connections that fetch alone cannot make: over a socket file, with a private certificate authority, with a
+// pinned key, or silent for minutes.
 import { createHash, X509Certificate } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { TLSSocket } from 'node:tls';
@@ -26,8 +26,12 @@ export interface Transport {
   close(): Promise<void>;
 }
 
-/** Returns a transport whose connections go through a dispatcher of undici. */
-export function through(dispatcher: undici.Dispatcher): Transport {
+/**
+ * Returns a transport whose connections are made by `connect`. It waits for answers without a time limit. fetch alone
+ * fails after 300 s of silence, but a quiet command, a large copy and a backup take longer.
+ */
+export function through(connect: NonNullable<undici.Agent.Options['connect']>): Transport {
+  const dispatcher = new undici.Agent({ connect, headersTimeout: 0, bodyTimeout: 0 });
   return {
     options: {
       // The cast is safe: undici's fetch is the global fetch with a dispatcher; only its types differ.
@@ -40,8 +44,8 @@ export function through(dispatcher: undici.Dispatcher): Transport {
 }
 
 export function createTransport({ pin, ca }: Trust): Transport {
-  if (pin) return through(new undici.Agent({ connect: pinned(readPins(pin)) }));
-  return through(new undici.Agent({ connect: ca ? { ca: readAuthority(ca) } : {} }));
+  if (pin) return through(pinned(readPins(pin)));
+  return through(ca ? { ca: readAuthority(ca) } : {});
 }
 
 function readAuthority(file: string): string {

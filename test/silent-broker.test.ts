@@ -1,0 +1,49 @@
+// A command line that waits for a broker which is silent for longer than fetch would wait.
+import { once } from 'node:events';
+import { createServer, type ServerResponse } from 'node:http';
+import { join } from 'node:path';
+import { afterEach, expect, test, vi } from 'vitest';
+import { withSocket } from '../broker/cli/call-or-start-local-broker.ts';
+import { transportOf } from '../broker/cli/connect-to-broker.ts';
+import { atEnd } from './close-after-tests.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
+import { temporaryFolder } from './start-farhand.ts';
+
+afterEach(() => void vi.useRealTimers());
+
+/** Makes the timers of undici believe that more than its time limit of 300 s has passed. */
+function passSixMinutes(): void {
+  vi.advanceTimersByTime(360_000);
+}
+
+test('an answer and its next byte may take longer than the 300 s that fetch waits', async () => {
+  const server = createServer();
+  const url = `http://127.0.0.1:${await listenOnLoopback(server)}`;
+  atEnd(() => server.closeAllConnections());
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+  const { options, close } = await transportOf({});
+  const asked = once(server, 'request');
+  const answer = options.fetch(url);
+  const response = (await asked)[1] as ServerResponse;
+  passSixMinutes();
+  response.write('one');
+  const reader = (await answer).body?.getReader();
+  expect(Buffer.from((await reader?.read())?.value ?? '').toString()).toBe('one');
+  const next = reader?.read();
+  passSixMinutes();
+  response.end('two');
+  expect(Buffer.from((await next)?.value ?? '').toString()).toBe('two');
+  await close();
+});
+
+test('a local broker that ends while it makes a backup is an error without a stack trace', async () => {
+  const server = createServer((request, response) => {
+    if (request.method === 'POST') request.socket.destroy();
+    else response.end('ok');
+  });
+  const dataDir = temporaryFolder('broker');
+  await once(server.listen(join(dataDir, 'broker.sock')), 'listening');
+  atEnd(() => void server.close());
+  const made = withSocket(dataDir, (_client, post) => post('/local/backup'));
+  await expect(made).rejects.toMatchObject({ name: 'FarhandError', code: 'no_answer' });
+});
