@@ -74,6 +74,8 @@ export class OpenSession {
   /** True when the end of the session is on disk. */
   over = false;
   readonly clients = new Map<string, SessionClient>();
+  /** Offset after the last byte of output that was sent to an operator. */
+  sentTo = 0;
   /** Wakes waiting code when the status or the link changes. */
   readonly changed = new Wake();
   readonly #context: SessionContext;

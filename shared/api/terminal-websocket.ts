@@ -35,6 +35,12 @@ export type BrokerMessage =
       cols: number;
       rows: number;
       /**
+       * Offset up to which an operator has already got the output. A terminal emulator must not answer the queries in
+       * this output again, such as the one for the position of the cursor: the shell would take the answer for typed
+       * text. Undefined from a broker of version 0.1.0.
+       */
+      answered?: number | undefined;
+      /**
        * Maximum number of bytes that the broker sends beyond the last offset that the client has reported as processed.
        * It applies after the client's first report. Undefined for clients that cannot report: gRPC clients, and clients
        * of a broker of version 0.1.0.
@@ -56,8 +62,9 @@ messages.
 
 **Text messages from the broker** are JSON:
 
-- \`{"type":"ready","client_id":"cli_…","offset":0,"cols":80,"rows":24,"window":262144}\` comes once, before any output.
-  The output begins at \`offset\`. While the machine is offline, \`ready\` is delayed.
+- \`{"type":"ready","client_id":"cli_…","offset":0,"cols":80,"rows":24,"answered":0,"window":262144}\` comes once, before any output.
+  The output begins at \`offset\`. While the machine is offline, \`ready\` is delayed. \`answered\` is the offset up to which
+  an operator has already got the output: a terminal emulator must not answer queries of programs before this offset.
 - \`{"type":"status","status":"GRACE_PERIOD"}\`: the machine is offline; \`CONNECTED\`: it is back.
 - \`{"type":"size","cols":100,"rows":30}\`: another client changed the size.
 - \`{"type":"refused","message":"…"}\`: a message of this client had no effect, such as input of an observer.

@@ -58,6 +58,31 @@ browserTest('text that no single key produces can be typed, and screen readers g
   expect(faults).toEqual([]);
 });
 
+browserTest(
+  'a terminal answers a query of a program once, and not again when it is opened again',
+  async () => {
+    const { system, machine } = await oneMachine();
+    const { page, faults, open } = await newLogin(system);
+    const { session_id } = await system.client.sessions.create({ machine_id: machine, shell: '/bin/bash' });
+    await open(`/machines/${machine}/terminals/${session_id}`);
+    await page.getByText('connected').waitFor();
+    await page.keyboard.type(String.raw`printf '\033[>c'; read -rsd c answer; echo "length-${'$'}{#answer}"`);
+    await page.keyboard.press('Enter');
+    await screen(page)
+      .getByText(/^length-\d+$/)
+      .waitFor();
+    await page.reload();
+    await screen(page)
+      .getByText(/^length-\d+$/)
+      .waitFor();
+    await page.keyboard.type('echo typed-$((1+1))');
+    await page.keyboard.press('Enter');
+    await screen(page).getByText('typed-2', { exact: true }).waitFor();
+    expect(await screen(page).textContent()).not.toContain('276;0c');
+    expect(faults).toEqual([]);
+  },
+);
+
 browserTest('Ctrl C stops a program that writes faster than the page draws', async () => {
   const { system, machine } = await oneMachine();
   const { page, faults, open } = await newLogin(system);

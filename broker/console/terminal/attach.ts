@@ -28,6 +28,9 @@ interface Attachment {
 }
 
 const retryMs = 1_500;
+/** An answer of the emulator to a query of a program, such as the one for the position of the cursor. */
+// biome-ignore lint/suspicious/noControlCharactersInRegex: answers are escape sequences
+const answer = /^\u001b(?:\[[?>]?[\d;]*(?:[cnR]|\$y)|\]|P)/;
 
 /**
  * Keeps the emulator attached until the session ends, the client is detached, the client's login or key may no longer
@@ -37,10 +40,12 @@ export async function keepAttached(attachment: Attachment): Promise<void> {
   const { session, mode, emulator, signal, onPhase } = attachment;
   let offset: number | undefined;
   let terminal: Terminal | undefined;
+  /** Number of pieces of old output that the emulator has not parsed yet. Queries in it were answered before. */
+  let old = 0;
   const { terminal: screen } = emulator;
   const send = (input: string | Uint8Array): void => void terminal?.write(input);
   const listeners = [
-    screen.onData((text) => send(afterCtrl(text))),
+    screen.onData((text) => (old === 0 || !answer.test(text)) && send(afterCtrl(text))),
     screen.onBinary((text) => send(Uint8Array.from(text, (letter) => letter.charCodeAt(0)))),
     screen.onResize(({ cols, rows }) => terminal?.resize(cols, rows)),
   ];
@@ -51,9 +56,11 @@ export async function keepAttached(attachment: Attachment): Promise<void> {
         const input = { session_id: session, mode, ...(offset !== undefined && { offset }) };
         const attached = await client.sessions.attach(input);
         const connected: Phase = { name: 'connected', client: attached.client_id };
+        let answered = 0;
         terminal = await client.sessions.terminal(attached, {
           signal,
           onNote(note) {
+            if (note.type === 'ready' && offset === undefined) answered = note.answered ?? 0;
             if (note.type === 'status')
               onPhase(note.status === 'CONNECTED' ? connected : { name: 'offline' });
             if (note.type === 'size' && mode === 'observer') screen.resize(note.cols, note.rows);
@@ -63,8 +70,15 @@ export async function keepAttached(attachment: Attachment): Promise<void> {
         if (mode === 'operator') terminal.resize(screen.cols, screen.rows);
         else screen.resize(terminal.cols, terminal.rows);
         for await (const bytes of terminal.output) {
+          const before = Math.max(0, answered - terminal.offset + bytes.length);
           offset = terminal.offset;
-          await emulator.write(bytes);
+          if (before > 0) {
+            old += 1;
+            screen.write(bytes.subarray(0, before), () => {
+              old -= 1;
+            });
+          }
+          await emulator.write(bytes.subarray(before));
         }
         return endOf(await terminal.ended);
       });
