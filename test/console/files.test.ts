@@ -105,6 +105,35 @@ browserTest('a file that somebody else saved is not replaced before the differen
   expect(faults).toEqual([]);
 });
 
+browserTest('two saves at once are no conflict, and the file has the last text', async () => {
+  const folder = temporaryFolder('files');
+  const file = join(folder, 'app.yaml');
+  writeFileSync(file, 'one');
+  const { page, faults } = await newFolderPage(folder);
+  const answers: number[] = [];
+  page.on('response', (response) => {
+    if (response.url().endsWith('/files/content')) answers.push(response.status());
+  });
+  const both = Promise.withResolvers<void>();
+  await page.route('**/files/content', async (route) => {
+    await both.promise;
+    await route.continue();
+  });
+  await page.getByRole('button', { name: 'app.yaml', exact: true }).click();
+  await page.locator('.cm-content').click();
+  await page.keyboard.press('Control+End');
+  await page.keyboard.type(' two');
+  await page.keyboard.press('Control+s');
+  await page.keyboard.type('!');
+  await page.keyboard.press('Control+s');
+  both.resolve();
+  await expect.poll(() => answers.length).toBe(2);
+  expect(answers).toEqual([200, 200]);
+  await page.getByText('not saved').waitFor({ state: 'detached' });
+  expect(readFileSync(file, 'utf8')).toBe('one two!');
+  expect(faults).toEqual([]);
+});
+
 browserTest(
   'the editor asks before an unsaved text is left, also one that was typed during a save',
   async () => {

@@ -84,7 +84,7 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
   const known = useRef(etag);
   const [changed, setChanged] = useState(false);
   const [theirs, setTheirs] = useState<Version | undefined>(undefined);
-  const save = async (): Promise<void> => {
+  const saveNow = async (): Promise<void> => {
     const saved = editor.current?.text() ?? '';
     try {
       known.current = await saveFile(machine, path, saved, known.current);
@@ -97,6 +97,9 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
     setTheirs(undefined);
     say(`${baseOf(path)} is saved`);
   };
+  const saving = useRef(Promise.resolve());
+  /** Saves the text after the saves before, because each save needs the ETag of the version before. */
+  const save = (): Promise<void> => (saving.current = saving.current.then(saveNow));
   useEffect(() => {
     let left = false;
     const open = async (): Promise<void> => {
