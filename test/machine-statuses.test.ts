@@ -6,6 +6,7 @@ import { LastHour } from '../broker/presence/metrics-last-hour.ts';
 import { MachineFacts } from '../broker/presence/stored-facts-and-metrics.ts';
 import { refusalIn } from './all-routes.ts';
 import { fakeClock } from './fake-clock.ts';
+import { scriptedMachine } from './scripted-agent.ts';
 import { quiet, startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
 test('a machine whose owner no longer allows metrics has no report in the list, and sorts last', async () => {
@@ -61,6 +62,17 @@ test('an item has the values of the machine’s own status, and one point for it
   expect([item?.hour.cpu.length, item?.hour.memory.length]).toEqual([60, 60]);
   const percent = Math.round((100 * status.memory.used) / status.memory.total);
   expect(Math.abs((item?.hour.memory.at(-1) ?? item?.hour.memory.at(-2) ?? 0) - percent)).toBeLessThan(10);
+});
+
+test('a machine with a file system of 8 EiB, as Amazon EFS reports it, has a status with all of its values', async () => {
+  const system = await startFarhand();
+  const [total, used] = [2 ** 63 - 2 ** 20, 2 ** 31];
+  const space = { total, used, free: total - used, available: total - used };
+  const disks = [{ mount: '/mnt/efs', filesystem: 'nfs4', space }];
+  const memory = { total: 4, used: 1, free: 3 };
+  const agent = await scriptedMachine(system, { metrics: { recorded_at_ms: 1, memory, disks } });
+  const status = await system.client.machines.status({ machine_id: agent.identity.machineId });
+  expect([status.memory, status.disks]).toMatchObject([memory, [{ mount: '/mnt/efs', ...space }]]);
 });
 
 test('the last hour has a point for each minute and drops older ones, also after hours without a report', async () => {

@@ -4,7 +4,9 @@ import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics
 import { latestInstant, now } from '../../shared/clock.ts';
 import { percentUsed } from '../../shared/percent-used.ts';
 
-const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
+/** The limit of uint64. Some file servers, such as Amazon EFS, report a size of 2 ** 63 bytes. */
+const largest = 2 ** 64;
+const amount = z.number().min(0).max(largest);
 const space = z.object({ total: amount, used: amount, free: amount });
 const disk = space.extend({ available: amount.optional() });
 const absent = { total: 0, used: 0, free: 0 };
