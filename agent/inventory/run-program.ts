@@ -40,6 +40,9 @@ export function runProgram(
   });
   const { promise, resolve, reject } = Promise.withResolvers<string>();
   const fail = (reason: string): void => reject(new PartFailed(`${program} ${reason}`));
+  child.on('error', (error) => fail(errnoOf(error) === 'ENOENT' ? 'is not installed' : 'could not start'));
+  // Without free file descriptors, Node creates no pipes, and reports the error later.
+  if (!child.stdout) return promise;
   const chunks: Buffer[] = [];
   let size = 0;
   let complaint = '';
@@ -51,7 +54,6 @@ export function runProgram(
   child.stderr.setEncoding('utf8').on('data', (text: string) => {
     complaint = (complaint + text).slice(0, 500);
   });
-  child.on('error', (error) => fail(errnoOf(error) === 'ENOENT' ? 'is not installed' : 'could not start'));
   child.on('close', (code, name) => {
     const [failure] = isFailure?.exec(complaint) ?? [];
     if (code === 0 || (code !== null && codes.includes(code) && !failure))

@@ -31,13 +31,13 @@ async function printed(lines: string, stderr = '/dev/null'): Promise<string> {
   return (await promisify(execFile)('sh', ['-c', command, 'sh', ...node])).stdout.trim();
 }
 
-const shared = (name: string): string => JSON.stringify(join(import.meta.dirname, '../../shared', name));
+const file = (path: string): string => JSON.stringify(join(import.meta.dirname, '../..', path));
 
 test('a process that cannot open more files goes on without its memory usage', async () => {
   const said = await printed(`
     import { openSync } from 'node:fs';
     import { setTimeout } from 'node:timers/promises';
-    import { collectAtRest, residentBytes } from ${shared('v8-garbage-collection.ts')};
+    import { collectAtRest, residentBytes } from ${file('shared/v8-garbage-collection.ts')};
     collectAtRest(10);
     await setTimeout(1);
     try { for (;;) openSync('/dev/null'); } catch {}
@@ -47,10 +47,24 @@ test('a process that cannot open more files goes on without its memory usage', a
   expect(said).toBe('undefined');
 });
 
+test('a process that cannot open more files goes on when it collects an inventory', async () => {
+  const said = await printed(`
+    import { openSync } from 'node:fs';
+    import { setTimeout } from 'node:timers/promises';
+    import { runProgram } from ${file('agent/inventory/run-program.ts')};
+    try { for (;;) openSync('/dev/null'); } catch {}
+    const run = async () => runProgram('true', [], { signal: new AbortController().signal });
+    const reason = await run().catch(({ message }) => message);
+    await setTimeout(1);
+    console.log(reason);
+  `);
+  expect(said).toBe('true could not start');
+});
+
 test('a process whose standard error is on a full disk goes on', async () => {
   const said = await printed(
     `
-    import { createLogger } from ${shared('logger.ts')};
+    import { createLogger } from ${file('shared/logger.ts')};
     const log = createLogger('test', 'info');
     for (let n = 0; n < 100; n += 1) log.info('x'.repeat(50_000));
     console.log('alive');
