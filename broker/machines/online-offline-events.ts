@@ -58,12 +58,17 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     if (!machine || !history.owns(machineId) || (recorded.get(machineId) ?? false) === online) return;
     const { last_seen, hostname, ip, agent_version } = machineFacts.of(machineId) ?? {};
     const data = { last_seen: iso(last_seen), hostname, ip, agent_version };
-    await history.write((transaction) => {
+    // Set before the write, so that a change during the write is compared with the event that is being written.
+    recorded.set(machineId, online);
+    const written = history.write((transaction) => {
       transaction.about(machineId);
       transaction.put('announced', 'machine_id', { machine_id: machineId, online: Number(online) });
       events.emit(transaction, online ? 'machine.online' : 'machine.offline', machine, data);
     });
-    recorded.set(machineId, online);
+    await written.catch((error: unknown) => {
+      recorded.set(machineId, !online);
+      throw error;
+    });
   }
 
   /** Reads the last recorded event of these machines, or of all machines. Another broker may have recorded it. */
