@@ -2,10 +2,11 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
+import { BrokerAddresses } from '../agent/link/broker-addresses.ts';
 import { agentSettings } from '../agent/settings-schema.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { freeAddress } from './find-free-ports.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 
 const settingsOf = (argv: string[], env = {}) => readSettings(agentSettings, { argv, env }).broker;
@@ -16,6 +17,16 @@ test('addresses are a list with commas or repeated flags, and a wrong one is ref
   expect(settingsOf([], { FARHAND_BROKER: 'a:1,b:2' })).toEqual(['a:1', 'b:2']);
   expect(() => settingsOf(['--broker', 'a:1,b'])).toThrow('must be HOST:PORT');
   expect(() => settingsOf(['--broker', ''])).toThrow('--broker');
+});
+
+test('new addresses that never worked are forgotten when the broker sends the earlier ones again', async () => {
+  const directory = temporaryFolder('addresses');
+  const brokers = await BrokerAddresses.open(directory, ['old:1'], quiet);
+  for (const sent of ['old:1', 'wrong:1', 'old:1']) await brokers.linked('old:1', [sent]);
+  expect(JSON.parse(readFileSync(join(directory, 'brokers.json'), 'utf8'))).toEqual({
+    offered: [],
+    proven: ['old:1'],
+  });
 });
 
 test('an agent joins and links at whichever of its addresses answers, and changes to another one', async () => {

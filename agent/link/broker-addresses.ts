@@ -81,7 +81,8 @@ export class BrokerAddresses {
     const offered = addresses.safeParse(sent);
     if (!offered.success)
       this.#log.warn('the broker has sent broker addresses that are not valid; ignoring them');
-    else if (sent.length > 0 && !isSame(sent, this.#sent.proven))
+    else if (sent.length > 0 && isSame(sent, this.#sent.proven)) this.#sent = { ...this.#sent, offered: [] };
+    else if (sent.length > 0)
       this.#sent = sent.includes(address)
         ? { offered: [], proven: offered.data }
         : { ...this.#sent, offered: offered.data };
