@@ -27,6 +27,11 @@ const longestMount = 255;
 /** Milliseconds in which a file system must answer. */
 const diskLimit = 1_000;
 /**
+ * Milliseconds after which a report leaves out the remaining file systems, because the hello contains a report, and the
+ * broker waits only 5 s for the hello.
+ */
+const disksLimit = 3_000;
+/**
  * Shortest time in milliseconds between two measurements of CPU usage. A shorter one would be inexact, because the
  * kernel counts CPU time in ticks of 10 ms.
  */
@@ -165,12 +170,16 @@ class Disks {
   }
 
   async report(mounts: Mount[]): Promise<(Disk & { space: Space })[]> {
+    const until = monotonic() + disksLimit;
     const disks: (Disk & { space: Space })[] = [];
-    for (const { path, type } of mounts) {
+    // Local file systems come first, so that slow file servers do not delay them.
+    const isRemote = ({ path, type }: Mount): number => Number(path !== '/' && remoteFileSystems.test(type));
+    for (const { path, type } of mounts.toSorted((a, b) => isRemote(a) - isRemote(b))) {
+      if (monotonic() >= until) break;
       const space = await this.#spaceAt(path);
       if (space) disks.push({ mount: path, filesystem: type, space });
     }
-    return disks;
+    return disks.sort((a, b) => (a.mount < b.mount ? -1 : 1));
   }
 
   async #spaceAt(path: string): Promise<Space | undefined> {

@@ -179,6 +179,29 @@ test('a disk that hangs delays one report only', async () => {
   expect(mountsOf(await metrics.report())).toEqual(['/']);
 });
 
+test('slow file servers are left out before the report takes too long for the hello, and local disks are not', async () => {
+  const clock = stoppedClock();
+  const begun = clock.now;
+  const servers = Array.from(
+    { length: 20 },
+    (_, n) => [`/mnt/${n}`, 'nfs4', `slow:/${n}`, `0:${n}`] as const,
+  );
+  const proc = {
+    '/proc/self/mountinfo': mountinfo(
+      ['/', 'ext4', '/dev/sda1', '8:1'],
+      ...servers.map((one): [...typeof one] => [...one]),
+      ['/srv', 'xfs', '/dev/sdb1', '8:17'],
+    ),
+  };
+  const statfs: Sources['statfs'] = async (mount) => {
+    if (mount.startsWith('/mnt')) clock.pass(800);
+    return sound;
+  };
+  const report = await new MetricsReader(machine({ proc, statfs })).report();
+  expect(mountsOf(report)).toEqual(['/', '/mnt/0', '/mnt/1', '/mnt/10', '/mnt/11', '/srv']);
+  expect(clock.now - begun).toBe(3_200);
+});
+
 test('a machine with thousands of mounts and interfaces still fits one small message', async () => {
   const many = Array.from({ length: 3_000 }, (_, n) => n);
   const mounts = many.map((n): [string, string, string, string] => [
