@@ -18,13 +18,20 @@ test('a machine whose owner no longer allows metrics has no report in the list, 
     .poll(async () => (await system.client.machines.status({ machine_id: closed })).connected)
     .toBe(true);
   await before.close();
-  await system.agent({ dataDir, flags: ['--allow', 'files:read'] });
+  const after = await system.agent({ dataDir, flags: ['--allow', 'files:read'] });
   const { items } = await system.client.machines.statuses({ sort: '-memory' });
   expect(items.map(({ id, latest }) => [id, latest === null])).toEqual([
     [open, false],
     [closed, true],
   ]);
   expect(items[1]?.hour).toEqual({ cpu: Array(60).fill(null), memory: Array(60).fill(null) });
+  const status = async () => refusalIn(await system.call('GET', `/machines/${closed}/status`));
+  expect(await status()).toBe('403 permission_denied');
+  await after.close();
+  await expect
+    .poll(async () => (await system.client.machines.get({ machine_id: closed })).status)
+    .toBe('offline');
+  expect(await status()).toBe('403 permission_denied');
 });
 
 test('statuses are filtered, sorted and paged like machines, and also by load; a limited key gets its machines', async () => {

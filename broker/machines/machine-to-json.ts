@@ -80,8 +80,7 @@ export function detailOf(
 
 export function statusOf({ presence, machineFacts }: MachineSources, { id: machine_id }: Machine): Status {
   const facts = machineFacts.of(machine_id);
-  const connected = presence.online(machine_id);
-  if (connected) machineFacts.assertAllows(machine_id, ['metrics']);
+  machineFacts.assertAllows(machine_id, ['metrics']);
   const report = facts?.report;
   if (!report) {
     const text =
@@ -89,7 +88,7 @@ export function statusOf({ presence, machineFacts }: MachineSources, { id: machi
     throw new AppError('machine_offline', text, { machine_id });
   }
   return {
-    connected,
+    connected: presence.online(machine_id),
     last_ping: iso(facts.last_seen),
     ...valuesOf(report),
     disks: report.disks.map(({ space, ...of }) => ({ ...of, ...(space ?? { total: 0, used: 0, free: 0 }) })),
