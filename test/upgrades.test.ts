@@ -269,6 +269,36 @@ test('cancelling an upgrade leaves waiting machines unchanged, and lets a machin
   expect(await outcomes(id)).toEqual({ a: 'upgraded', b: 'cancelled', c: 'cancelled' });
 });
 
+test('a machine that took the package before it learned of a cancel or a hold is recorded as what it reports', async () => {
+  const { client, upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  await upload('9.0.1');
+  const [a, b, c] = [await machine('a'), await machine('b'), await machine('c')];
+  const { id } = await upgrade({ machine_ids: [a, b, c].map((one) => one.id), wave: '3' });
+  const deliveries = await Promise.all([a.next(), b.next(), c.next()]);
+  await client.machines.update({ machine_id: b.id, agent_hold: true });
+  await client.upgrades.cancel({ upgrade_id: id });
+  await Promise.all(deliveries.map(({ cancelled }) => cancelled));
+  expect(await ended(id)).toMatchObject({ status: 'cancelled' });
+  expect(await outcomes(id)).toEqual({ a: 'cancelled', b: 'skipped: held', c: 'cancelled' });
+  // Machine a reports while another upgrade of it runs.
+  await upgrade({ machine_ids: [a.id], version: '9.0.1' });
+  await a.next();
+  const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
+  a.agent.send({ heartbeat: { last_upgrade: { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' } } });
+  await b.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
+  await c.back('0.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_ROLLED_BACK' });
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'upgraded', b: 'upgraded', c: 'failed: rolled_back' });
+  const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
+  const steps = items.filter(({ data }) => data.upgrade_id === id).map(({ type }) => type);
+  expect(steps.slice(2).sort()).toEqual([
+    'upgrade.finished',
+    'upgrade.machine_failed',
+    'upgrade.machine_upgraded',
+    'upgrade.machine_upgraded',
+  ]);
+});
+
 test('a machine that has the package and waits is not upgraded after a hold, a pin or a revoked key', async () => {
   const { client, call, upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
   await upload('9.0.0');

@@ -4,7 +4,7 @@ import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
-import { MachineUpgrade, type UpgradeServices } from './upgrade-one-machine.ts';
+import { MachineUpgrade, outcomeOf, type UpgradeServices } from './upgrade-one-machine.ts';
 import type { UpgradeRecords } from './upgrade-records.ts';
 import type { Member, Upgrade } from './upgrade-tables.ts';
 
@@ -29,7 +29,6 @@ export class Rollout {
   readonly #open = new Map<UpgradeId, Plan>();
   /** Machines whose wave has begun, and whose own upgrade has not ended. */
   readonly #members = new Map<MachineId, MachineUpgrade>();
-  #unanswered = new Map<string, UpgradeId>();
   readonly #slots = new Semaphore(sendAtOnce);
   /**
    * Upgrades whose next step is being stored by #advanceNow(). The value is true if advance() was called again
@@ -66,7 +65,6 @@ export class Rollout {
         this.#members.get(data.machine_id as MachineId)?.leave('removed'),
       ),
     ];
-    this.#unanswered = await this.#records.unanswered();
     for (const upgrade of await this.#records.open()) this.#set(upgrade);
     await this.#load();
     for (const id of this.#open.keys()) this.advance(id);
@@ -186,9 +184,10 @@ export class Rollout {
     else made.look();
   }
 
-  #ended({ machine_id, upgrade_id, reason }: Member): void {
+  #ended({ machine_id, upgrade_id }: Member): void {
     this.#members.delete(machine_id);
-    if (reason === 'no_answer') this.#unanswered.set(machine_id, upgrade_id);
+    // The machine may have reported an outcome while the end of its upgrade was being stored.
+    void this.#storeLate(machine_id);
     this.advance(upgrade_id);
   }
 
@@ -198,26 +197,28 @@ export class Rollout {
   }
 
   #look(machineId: MachineId): void {
-    const member = this.#members.get(machineId);
-    if (member) member.look();
-    else if (this.#unanswered.has(machineId)) void this.#lookLate(machineId);
+    this.#members.get(machineId)?.look();
+    void this.#storeLate(machineId);
   }
 
-  /** Corrects the stored outcome of a machine that reports its outcome only after the time limit. */
-  async #lookLate(machineId: MachineId): Promise<void> {
+  /**
+   * Stores the outcome that a machine reports only after the end of its upgrade. For example, the machine may have begun
+   * to install the package just before the upgrade was cancelled.
+   */
+  async #storeLate(machineId: MachineId): Promise<void> {
     const last = this.#services.machineFacts.of(machineId)?.installation?.last_upgrade;
-    const upgradeId = this.#unanswered.get(machineId);
-    if (!upgradeId || last?.upgrade_id !== upgradeId || last.outcome === 'running') return;
-    this.#unanswered.delete(machineId);
+    if (!last || last.outcome === 'running') return;
     try {
-      const upgrade = await this.#records.get(upgradeId);
-      const member = await this.#records.member(upgrade.id, machineId);
-      if (member?.reason === 'no_answer') this.#add(member, planOf(upgrade));
+      const member = await this.#records.endedWithoutOutcome(last.upgrade_id, machineId);
+      if (!member || this.#isStopped) return;
+      const upgrade = await this.#records.get(member.upgrade_id);
+      await this.#records.step({ ...member, ...outcomeOf(last), finished_at: now() }, upgrade);
+      this.advance(upgrade.id);
     } catch (err) {
-      this.#unanswered.set(machineId, upgradeId);
+      if (this.#isStopped) return;
       this.#log.error(
-        { err, machine_id: machineId },
-        'a machine reported the outcome of its upgrade late, but the record of the upgrade could not be read; the record keeps the reason no_answer until the machine reports again',
+        { err, machine_id: machineId, upgrade_id: last.upgrade_id },
+        'a machine reported the outcome of its upgrade late, but the outcome was not stored; it is stored when the machine links again',
       );
     }
   }

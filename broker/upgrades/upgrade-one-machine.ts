@@ -65,7 +65,7 @@ interface Skip {
   message: string;
 }
 type Why = 'cancelled' | 'max_failures' | 'removed' | Skip;
-type End = Pick<Member, 'status'> & { reason?: UpgradeReason; message?: string };
+type End = Pick<Member, 'status'> & Partial<Pick<Member, 'reason' | 'message'>>;
 
 export class MachineUpgrade {
   #member: Member;
@@ -154,7 +154,7 @@ export class MachineUpgrade {
     if (!state.machines.has(machine_id)) return this.#endLeft('removed');
     const last = machineFacts.of(machine_id)?.installation?.last_upgrade;
     const isTaken = last?.upgrade_id === this.upgrade.id;
-    if (isTaken && last.outcome !== 'running') return this.#endAs(last);
+    if (isTaken && last.outcome !== 'running') return this.#end(outcomeOf(last));
     if (isTaken || status === 'switching') return this.#awaitOutcome();
     if (this.#leaving) return this.#endLeft(this.#leaving);
     if (presence.online(machine_id)) return this.#stage();
@@ -313,16 +313,6 @@ export class MachineUpgrade {
     else this.#lookIn(retryMs);
   }
 
-  #endAs({ outcome, reason }: LastUpgrade): Promise<void> {
-    if (outcome === 'succeeded') return this.#end({ status: 'upgraded' });
-    const isBack = outcome === 'rolled_back';
-    const what = isBack
-      ? 'the new version did not work, and the old version runs again'
-      : 'the upgrade failed on the machine';
-    const message = reason === '' ? what : `${what}: ${reason}`;
-    return this.#end({ status: 'failed', reason: isBack ? 'rolled_back' : 'refused', message });
-  }
-
   #endLeft(why: Why): Promise<void> {
     if (typeof why === 'object') return this.#end({ status: 'skipped', ...why });
     if (why === 'removed')
@@ -353,6 +343,17 @@ export class MachineUpgrade {
     if (!isStored) this.#finish();
     return isStored;
   }
+}
+
+/** Returns the final status of a machine that has reported the outcome of its upgrade. */
+export function outcomeOf({ outcome, reason }: LastUpgrade): Pick<Member, 'status' | 'reason' | 'message'> {
+  if (outcome === 'succeeded') return { status: 'upgraded', reason: null, message: null };
+  const isBack = outcome === 'rolled_back';
+  const what = isBack
+    ? 'the new version did not work, and the old version runs again'
+    : 'the upgrade failed on the machine';
+  const message = reason === '' ? what : `${what}: ${reason}`;
+  return { status: 'failed', reason: isBack ? 'rolled_back' : 'refused', message };
 }
 
 const noAnswer = (): AppError =>

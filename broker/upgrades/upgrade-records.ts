@@ -116,9 +116,13 @@ export class UpgradeRecords {
     throw notFound('upgrade', id);
   }
 
-  /** Finds a machine of an upgrade; undefined if the machine is not part of the upgrade. */
-  async member(id: UpgradeId, machineId: MachineId): Promise<Member | undefined> {
-    const sql = `SELECT ${memberColumns} FROM upgrade_machines WHERE upgrade_id = ? AND machine_id = ?`;
+  /**
+   * Finds a machine whose upgrade has ended before the machine reported the outcome; undefined if there is none. The
+   * machine may still report the outcome.
+   */
+  async endedWithoutOutcome(id: string, machineId: MachineId): Promise<Member | undefined> {
+    const sql = `SELECT ${memberColumns} FROM upgrade_machines
+      WHERE upgrade_id = ? AND machine_id = ? AND finished_at IS NOT NULL AND ${withoutOutcome}`;
     const row = await this.history.get(sql, id, machineId);
     return row && memberFromRow(row);
   }
@@ -157,26 +161,17 @@ export class UpgradeRecords {
   }
 
   /**
-   * Returns the machines whose outcome is unknown, with their upgrades. Such a machine reports its outcome when it
-   * links again.
-   */
-  async unanswered(): Promise<Map<string, UpgradeId>> {
-    const sql = `SELECT machine_id, upgrade_id FROM upgrade_machines WHERE reason = 'no_answer' ORDER BY created_at`;
-    const rows = await this.history.all(sql);
-    return new Map(rows.map((row) => [textIn(row, 'machine_id'), textIn(row, 'upgrade_id') as UpgradeId]));
-  }
-
-  /**
    * Stores the new status of a machine. Stores nothing and returns false if the machine's upgrade has ended, for
-   * example because another broker cancelled it. Exception: after an end with `no_answer`, a late outcome is still
-   * stored.
+   * example because another broker cancelled it. Exception: the outcome that the machine reports is also stored if its
+   * upgrade has ended without one.
    */
   step(member: Member, upgrade: Upgrade): Promise<boolean> {
     const { upgrade_id, machine_id, status, reason, message, from_version } = member;
     const { commands, started_at, until, finished_at } = member;
+    const isOutcome = status === 'upgraded' || status === 'failed';
     const change = `UPDATE upgrade_machines SET status = ?, reason = ?, message = ?, from_version = ?, commands = ?,
       started_at = ?, until = ?, finished_at = ?
-      WHERE upgrade_id = ? AND machine_id = ? AND (finished_at IS NULL OR reason = 'no_answer') RETURNING machine_id`;
+      WHERE upgrade_id = ? AND machine_id = ? AND (finished_at IS NULL${isOutcome ? ` OR ${withoutOutcome}` : ''}) RETURNING machine_id`;
     const values = [status, reason, message, from_version, commands, started_at, until, finished_at];
     return this.history.write(async (transaction) => {
       transaction.about(machine_id);
@@ -309,6 +304,9 @@ export class UpgradeRecords {
     this.#context.events.emit(journal, type, machine, { ...data, ...of });
   }
 }
+
+/** SQL condition that is true for ended machines that have not reported the outcome of their upgrade. */
+const withoutOutcome = `(status IN ('cancelled', 'skipped') OR reason = 'no_answer')`;
 
 /** The reason why a machine is skipped whose earlier upgrade has not ended. */
 export const inOtherUpgrade = {

@@ -64,8 +64,7 @@ export const tables = [
   CREATE UNIQUE INDEX upgrade_machines_open ON upgrade_machines (machine_id) WHERE finished_at IS NULL;
   CREATE INDEX upgrade_machines_by_wave ON upgrade_machines (upgrade_id, wave, status) WHERE finished_at IS NULL;
   CREATE INDEX upgrade_machines_by_status ON upgrade_machines (upgrade_id, status);
-  CREATE INDEX upgrade_machines_by_machine ON upgrade_machines (machine_id);
-  CREATE INDEX upgrade_machines_unanswered ON upgrade_machines (machine_id) WHERE reason = 'no_answer'`,
+  CREATE INDEX upgrade_machines_by_machine ON upgrade_machines (machine_id)`,
 ];
 
 export const upgradeColumns =

@@ -1,6 +1,7 @@
-// Upgrades of the same machines that are requested at two brokers at once.
+// Upgrades on two brokers that share a database.
 import { expect, test } from 'vitest';
 import { shared } from '../close-after-tests.ts';
+import { linkScripted } from '../scripted-agent.ts';
 import { packageOf, signingKey, upgradesOf } from '../upgrades-fixture.ts';
 import { createServer, startTwo, withPostgres } from './postgres-fixture.ts';
 
@@ -29,5 +30,30 @@ withPostgres('two upgrades at once', () => {
       );
       expect(taking.sort()).toEqual(machine_ids.toSorted());
     }
+  });
+});
+
+withPostgres('a machine that took the package before it learned of the cancel', () => {
+  test('is recorded as upgraded once it reports that to another broker', async () => {
+    const { one, two } = await startTwo(await server());
+    const key = signingKey();
+    const { file, bytes, signature } = packageOf('9.0.0', key);
+    await one.client.packages.upload({ package: file, signature, content: bytes });
+    const { machine, upgrade, ended } = upgradesOf(one, key);
+    const a = await machine('a');
+    const { id: upgrade_id } = await upgrade({ machine_ids: [a.id] });
+    const { cancelled } = await a.next();
+    await one.client.upgrades.cancel({ upgrade_id });
+    await cancelled;
+    expect(await ended(upgrade_id)).toMatchObject({ counts: { cancelled: 1 } });
+    a.leave();
+    const last = { upgrade_id, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' as const, to_version: '9.0.0' };
+    await linkScripted(two.grpc, a.agent.identity, {
+      agent_version: '9.0.0',
+      installation: { kind: 'PACKAGE_KIND_TAR_GZ', upgrade_unit: true, last_upgrade: last },
+    });
+    await expect
+      .poll(async () => (await one.client.upgrades.get({ upgrade_id })).counts)
+      .toMatchObject({ upgraded: 1, cancelled: 0 });
   });
 });
