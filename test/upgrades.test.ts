@@ -339,6 +339,22 @@ test('a machine is in one open upgrade at most', async () => {
   await client.upgrades.cancel({ upgrade_id: first.id });
 });
 
+test('a machine whose upgrade was cancelled while it was offline is upgraded by the next one', async () => {
+  const { client, upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const a = await machine('a');
+  a.leave();
+  const first = await upgrade({ machine_ids: [a.id] });
+  await expect.poll(() => outcomes(first.id)).toEqual({ a: 'offline' });
+  await client.upgrades.cancel({ upgrade_id: first.id });
+  const second = await upgrade({ machine_ids: [a.id] });
+  await expect.poll(() => outcomes(second.id)).toEqual({ a: 'offline' });
+  await a.back();
+  await a.upgrade();
+  expect(await ended(second.id)).toMatchObject({ status: 'completed' });
+  expect(await outcomes(first.id)).toEqual({ a: 'cancelled' });
+});
+
 test('a limited key upgrades and sees only its machines, and cannot cancel an upgrade with others', async () => {
   const { client, keyed, upload, machine, upgrade } = await startUpgradeSystem();
   await upload('9.0.0');

@@ -165,8 +165,12 @@ export class Rollout {
     const members = await this.#records.started(machineIds);
     for (const member of members) {
       const plan = this.#open.get(member.upgrade_id);
-      if (this.#isStopped || this.#members.has(member.machine_id)) continue;
-      if (plan && this.#records.history.owns(member.machine_id)) this.#add(member, plan);
+      const known = this.#members.get(member.machine_id);
+      if (this.#isStopped || known?.upgrade.id === member.upgrade_id) continue;
+      if (!plan || !this.#records.history.owns(member.machine_id)) continue;
+      // A machine is in one open upgrade at most, so a cancel has ended the known one in the database.
+      this.#remove(member.machine_id);
+      this.#add(member, plan);
     }
   }
 
