@@ -16,8 +16,9 @@ import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
 import * as z from 'zod';
 import { agentSettings } from '../../agent/settings-schema.ts';
-import { requestSchema, upgradePaths } from '../../agent/upgrade/files-shared-with-root.ts';
+import { readResult, requestSchema, upgradePaths } from '../../agent/upgrade/files-shared-with-root.ts';
 import { Upgrades, type UpgradesOptions } from '../../agent/upgrade/index.ts';
+import { applyUpgrade } from '../../agent/upgrade/root-unit/apply-upgrade.ts';
 import { takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
 import { faultOfRestored } from '../../agent/upgrade/root-unit/try-version.ts';
 import { trustKey } from '../../agent/upgrade/trusted-key.ts';
@@ -36,8 +37,11 @@ const owner = makeSigner();
 const bytes = Buffer.alloc(300_000, 'farhand');
 
 /** Makes root's directory on a machine that trusts the owner's key. */
-function machine(trusted: string | undefined = owner.pem, kind: string | undefined = 'tar.gz'): string {
-  const directory = temporaryFolder('upgrade');
+function machine(
+  trusted: string | undefined = owner.pem,
+  kind: string | undefined = 'tar.gz',
+  directory = temporaryFolder('upgrade'),
+): string {
   const { incoming, installed, trustedKey } = upgradePaths(directory);
   mkdirSync(incoming);
   if (kind) writeFileSync(installed, JSON.stringify({ kind }));
@@ -283,6 +287,32 @@ describe('root’s unit', () => {
       ask(directory, upgrade, content);
       expect(await copied(directory, flags)).toMatch(reason);
     }
+  });
+
+  test.skipIf(!mayMount)('reports a full disk, and leaves none of what it wrote (needs root)', async () => {
+    const directory = temporaryFolder('upgrade');
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=400k', 'tmpfs', directory]);
+    atEnd(() => void execFileSync('umount', [directory]));
+    machine(owner.pem, 'deb', directory);
+    ask(directory, owner.sign(bytes, { kind: 'deb' }));
+    await applyUpgrade(settings('--upgrade-dir', directory), quiet);
+    const reason = expect.stringContaining('ENOSPC');
+    expect(readResult(directory)).toMatchObject({ outcome: 'FAILED', reason });
+    const left = ['incoming', 'installed.json', 'result.json', 'trusted-key.pem'];
+    expect(readdirSync(directory).sort()).toEqual(left);
+  });
+
+  test.skipIf(!mayMount)('removes what an interrupted preparation has left (needs root)', async () => {
+    const directory = machine(owner.pem, 'deb');
+    ask(directory, owner.sign(bytes, { kind: 'deb' }));
+    await takeRequest(directory);
+    mkdirSync(join(directory, '.new-abcdef/usr'), { recursive: true });
+    for (const name of ['.pack-abcdef.tar', 'package']) writeFileSync(join(directory, name), bytes);
+    await applyUpgrade(settings('--upgrade-dir', directory), quiet);
+    const reason = expect.stringContaining('interrupted');
+    expect(readResult(directory)).toMatchObject({ outcome: 'FAILED', reason });
+    const left = ['incoming', 'installed.json', 'result.json', 'trusted-key.pem'];
+    expect(readdirSync(directory).sort()).toEqual(left);
   });
 
   test('follows no link, opens no pipe, and refuses a package that grows and an invalid request', async () => {

@@ -9,7 +9,12 @@ import { StartError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { version } from '../../../shared/version.ts';
 import type { AgentSettings } from '../../settings-schema.ts';
-import { type UpgradePaths, type UpgradeResult, upgradePaths } from '../files-shared-with-root.ts';
+import {
+  installedKind,
+  type UpgradePaths,
+  type UpgradeResult,
+  upgradePaths,
+} from '../files-shared-with-root.ts';
 import { pinKey } from '../trusted-key.ts';
 import { DebianPackage } from './debian-installer.ts';
 import type { Installer } from './package-installer-interface.ts';
@@ -90,12 +95,12 @@ class Upgrade {
     const { upgrade_id, version: to_version, kind, link_timeout_ms } = request;
     const facts = { upgrade_id, from_version: version, to_version };
     this.#log.info(facts, 'an upgrade begins');
-    await this.#report(facts, 'RUNNING', '');
     try {
       if (interrupted)
         throw new StartError(
           'the machine or its upgrade unit was interrupted before the new version was started; upgrade the machine again',
         );
+      await this.#report(facts, 'RUNNING', '');
       await verifiedCopy(directory, request, this.#settings);
       const names = await this.#installer(kind).prepare(to_version);
       const public_key = request.public_key.toString('base64');
@@ -104,8 +109,10 @@ class Upgrade {
     } catch (error) {
       const reason = messageOf(error);
       this.#log.error({ ...facts, reason }, 'the package was refused; nothing was changed');
-      await this.#report(facts, 'FAILED', reason);
+      // Files are removed first, because a full disk has no space for the report.
       await this.#clean();
+      if (kind === installedKind(directory)) await this.#installer(kind).sweep();
+      await this.#report(facts, 'FAILED', reason);
     }
     await dropRequest(directory);
   }
@@ -145,7 +152,7 @@ class Upgrade {
   async #succeed(state: State): Promise<void> {
     await pinKey(this.#settings.upgrade_dir, Buffer.from(state.public_key, 'base64'));
     await this.#end(state, 'SUCCEEDED', '');
-    await this.#installer(state.kind).sweep(state.after);
+    await this.#installer(state.kind).sweep();
   }
 
   async #rollBack(state: State): Promise<void> {
@@ -165,7 +172,7 @@ class Upgrade {
     const fault = await faultOfRestored(installer.command, from_version);
     if (fault) this.#log.error({ from_version, reason: fault }, 'the restored version does not run');
     await this.#end(state, 'ROLLED_BACK', fault ? `${reason}; ${fault}`.slice(0, 1_000) : reason);
-    await installer.sweep(state.before);
+    await installer.sweep();
   }
 
   async #end(state: State, outcome: Outcome, reason: string): Promise<void> {

@@ -1,7 +1,7 @@
 // Uses dpkg to replace an agent that was installed from a Debian package. For a rollback, first makes a package of the
 // installed version.
 import { copyFileSync, lstatSync, mkdirSync, writeFileSync } from 'node:fs';
-import { mkdtemp, rename, rm } from 'node:fs/promises';
+import { mkdtemp, readdir, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { monotonic, sleep } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';
@@ -57,7 +57,10 @@ export class DebianPackage implements Installer {
   }
 
   async sweep(): Promise<void> {
-    // Nothing is left to remove: dpkg has removed the files of the version that it replaced.
+    // dpkg has removed the files of the version that it replaced.
+    const directory = dirname(this.#paths.copy);
+    for (const name of await readdir(directory))
+      if (/^\.(new|pack)-/.test(name)) await rm(join(directory, name), { recursive: true, force: true });
   }
 }
 

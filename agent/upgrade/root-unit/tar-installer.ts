@@ -10,6 +10,7 @@ import { assertRuns } from './try-version.ts';
 
 const place = '/opt/farhand-agent';
 const current = join(place, 'current');
+const previous = join(place, 'previous');
 
 export class TarVersions implements Installer {
   readonly command = '/usr/local/bin/farhand-agent';
@@ -48,13 +49,9 @@ export class TarVersions implements Installer {
     await point(before);
   }
 
-  /**
-   * Removes all versions except the running one and the previous one. An administrator may want to start the previous
-   * one again.
-   */
-  async sweep(running: string): Promise<void> {
-    const before = await readlink(join(place, 'previous')).catch(() => '');
-    const kept = ['current', 'previous', running, before];
+  /** Keeps the previous version too, because an administrator may want to start it again. */
+  async sweep(): Promise<void> {
+    const kept = ['current', 'previous', await readlink(current), await readlink(previous).catch(() => '')];
     for (const name of await readdir(place)) {
       if (!kept.includes(name)) await rm(join(place, name), { recursive: true, force: true });
     }
