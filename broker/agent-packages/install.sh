@@ -151,7 +151,9 @@ point() {
 }
 
 # sweep: deletes the files that interrupted installations left, and all versions except the new one.
+# Deletes nothing while an upgrade by the broker runs, which may have to return to an older version.
 sweep() {
+  [ ! -e /var/lib/farhand-agent-upgrade/state.json ] || return 0
   for old in "$place"/* "$place"/.new-*; do
     case ${old##*/} in current | "$name" | "${folder##*/}") ;; *) rm -rf "$old" ;; esac
   done

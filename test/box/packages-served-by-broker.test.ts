@@ -1,12 +1,23 @@
 // Packages that a running broker serves: a stalled download keeps no file open, and rebuilt packages are served at
 // once.
+
+import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import {
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { basename, dirname, join } from 'node:path';
 import { expect, test } from 'vitest';
 import { installLineFor } from '../../broker/agent-packages/install-line-and-script.ts';
 import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
+import { execute } from './boot-container.ts';
 
 const name = 'farhand-agent-linux-x64.tar.gz';
 
@@ -84,4 +95,40 @@ test('the install line accepts only https if the broker uses https', () => {
     "curl -fsSL --proto '=https' https://broker.example.org/",
   );
   expect(line('http://127.0.0.1:8420')).toContain('curl -fsSL http://');
+});
+
+/** Runs install.sh of a broker with its directories below `root`. */
+async function installBelow(root: string, url: string) {
+  const script = await (await fetch(`${url}/install.sh`)).text();
+  const moved = script.replaceAll(/\/(opt|usr\/local|var\/lib)\//g, `${root}$&`);
+  return execute('sh', ['-c', moved, 'install.sh', '--no-service']);
+}
+
+test('install.sh keeps the versions of an upgrade that root’s unit has not finished', async () => {
+  const [directory, root] = [temporaryFolder('packages'), temporaryFolder('root')];
+  const file = `farhand-agent-9.0.0-linux-${process.arch}.tar.gz`;
+  const program = join(directory, file.replace('.tar.gz', ''));
+  mkdirSync(join(program, 'bin'), { recursive: true });
+  writeFileSync(join(program, 'bin/farhand-agent'), '#!/bin/sh\n', { mode: 0o755 });
+  execFileSync('tar', ['-czf', join(directory, file), '-C', directory, basename(program)]);
+  const sum = createHash('sha256')
+    .update(readFileSync(join(directory, file)))
+    .digest('hex');
+  writeFileSync(join(directory, 'SHA256SUMS'), `${sum}  ${file}\n`);
+  const { url } = await startFarhand({ flags: ['--packages', directory] });
+  const place = join(root, 'opt/farhand-agent');
+  const state = join(root, 'var/lib/farhand-agent-upgrade/state.json');
+  for (const one of ['old', 'new']) mkdirSync(join(place, one), { recursive: true });
+  symlinkSync('new', join(place, 'current'));
+  mkdirSync(dirname(state), { recursive: true });
+  writeFileSync(state, '{}');
+  const versions = () =>
+    readdirSync(place)
+      .filter((name) => !name.startsWith('9.0.0-'))
+      .sort();
+  expect(await installBelow(root, url)).toMatchObject({ code: 0, stderr: '' });
+  expect(versions()).toEqual(['current', 'new', 'old']);
+  rmSync(state);
+  expect(await installBelow(root, url)).toMatchObject({ code: 0 });
+  expect(versions()).toEqual(['current']);
 });
