@@ -1,6 +1,6 @@
 // Upgrades of agents: waves, failures and their limit, machines that are offline or busy, cancelling, and rights. The
 // machines are scripted; test/box/ has real ones.
-import { mkdirSync, readdirSync, truncateSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
@@ -50,6 +50,24 @@ test('an uploaded package is listed with its key, is not replaced by another, an
   await expect(client.packages.remove({ package: file })).rejects.toMatchObject({
     code: 'package_not_found',
   });
+});
+
+test('of two different packages with the same name that are uploaded at once, one is stored', async () => {
+  const { client, signing, dataDir } = await startUpgradeSystem();
+  for (let round = 0; round < 5; round += 1) {
+    const both = [packageOf(`9.0.${round}`, signing), packageOf(`9.0.${round}`, signing)];
+    const results = await Promise.allSettled(
+      both.map(({ file, bytes, signature }) =>
+        client.packages.upload({ package: file, signature, content: bytes }),
+      ),
+    );
+    const [stored] = both.filter((_, at) => results[at]?.status === 'fulfilled');
+    const refused = results.flatMap((one) => (one.status === 'rejected' ? [one.reason.code] : []));
+    expect(refused).toEqual(['already_exists']);
+    const file = stored?.file ?? '';
+    expect(readFileSync(join(dataDir, 'packages', file)).equals(stored?.bytes ?? Buffer.alloc(0))).toBe(true);
+    expect((await client.packages.list()).items.find(({ id }) => id === file)?.sha256).toBe(stored?.sha256);
+  }
 });
 
 test('a key limited to machines adds and deletes no packages, because they are for all machines', async () => {

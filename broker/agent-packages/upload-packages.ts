@@ -41,10 +41,11 @@ export function uploadHandlers(
 ): Pick<Handlers['packages'], 'upload' | 'remove'> {
   const busy = `${mostUploads} packages are being uploaded already: try again later`;
   const slots = new Semaphore(mostUploads, () => new AppError('unavailable', busy));
+  const changes = new Semaphore(1);
   return {
     async upload(input, caller) {
       assertUnlimited(caller);
-      return await slots.run(caller.signal, () => upload(directory, catalog, input, caller));
+      return await slots.run(caller.signal, () => upload({ directory, catalog, changes }, input, caller));
     },
     async remove({ package: file }, caller) {
       assertUnlimited(caller);
@@ -83,9 +84,15 @@ function uploaded(packages: Catalog, file: string): AgentPackage {
   );
 }
 
+interface Uploads {
+  directory: string;
+  catalog: () => Catalog;
+  /** Packages are put into the directory one after another. */
+  changes: Semaphore;
+}
+
 async function upload(
-  directory: string,
-  catalog: () => Catalog,
+  { directory, catalog, changes }: Uploads,
   { package: file, signature: text, content }: Input<Api['packages']['upload']>,
   caller: Caller,
 ) {
@@ -98,14 +105,15 @@ async function upload(
   const path = join(directory, file);
   try {
     await store(part, signed, content.chunks);
-    const same = find();
-    assertSame(same, signed, file);
-    if (!same) {
+    await changes.run(caller.signal, async () => {
+      const same = find();
+      assertSame(same, signed, file);
+      if (same) return;
       assertSpace(catalog(), signed);
       await rename(part, path);
       await syncDirectory(directory);
       await writeDurably(signatureFileOf(path), text);
-    }
+    });
   } catch (error) {
     throw fromErrno(error, file);
   } finally {
