@@ -63,7 +63,7 @@ export class Tree {
    * - each process that has a command's pipe or terminal as stdout or stderr
    * - all descendants of these processes, and all members of sessions that one of them leads
    */
-  async members(): Promise<Process[]> {
+  async members(): Promise<Seen[]> {
     const all = await listProcesses();
     const grouped = new Set(this.#grouped());
     const byPid = new Map(all.map((one) => [one.pid, one]));

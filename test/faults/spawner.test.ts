@@ -302,17 +302,23 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       await mkdir(dead);
       const script = await writeAgentProgram(
         home,
-        `const run = async (id, more) => {
+        `import { existsSync, writeFileSync } from 'node:fs';
+      const run = async (id, more) => {
         for await (const { event } of processes.startProcess({ id, spec: { ...spec, ...more } }, call))
           if (event.exit) return event.exit;
       };
       const program = { command: ${JSON.stringify(join(dead, 'program'))}, direct: true };
+      // This command has started at the spawner that hangs, and is not ended with the start that hangs.
+      const other = run('cmd_other', { command: ${JSON.stringify(`touch ${join(home, 'begun')}; while [ ! -e ${join(home, 'go')} ]; do sleep 0.02; done`)} });
+      while (!existsSync(${JSON.stringify(join(home, 'begun'))})) await new Promise(setImmediate);
       const [hung, late] = [run('cmd_hung', program), run('cmd_late', { ...program, timeout_ms: 100 })];
       // These commands go to the spawner that hangs, until the agent detects that.
       for (let n = 0, ended; !ended; n++)
         ended = await Promise.race([run('cmd_' + n, { command: 'true' }), new Promise((resolve) => setTimeout(resolve, 50))]);
       await processes.killProcess({ id: 'cmd_hung', grace_ms: 0 }, call);
       for (const { outcome, signal } of await Promise.all([hung, late])) console.log(outcome, signal);
+      writeFileSync(${JSON.stringify(join(home, 'go'))}, '');
+      console.log('other', (await other).exit_code);
       await processes.stop();`,
         300,
       );
@@ -328,7 +334,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
         agent.stdout!.on('data', (chunk: Buffer) => chunks.push(chunk));
         await once(agent, 'close');
         expect(Buffer.concat(chunks).toString()).toBe(
-          'PROCESS_OUTCOME_CANCELLED SIGKILL\nPROCESS_OUTCOME_TIMEOUT SIGKILL\n',
+          'PROCESS_OUTCOME_CANCELLED SIGKILL\nPROCESS_OUTCOME_TIMEOUT SIGKILL\nother 0\n',
         );
       } finally {
         agent.kill('SIGKILL');
