@@ -1,5 +1,5 @@
 // Moves and copies files and directories, and moves symlinks. The destination appears complete or not at all.
-import { createHash } from 'node:crypto';
+import { createHash, randomUUID } from 'node:crypto';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { assertPlace, type Placement, place } from './atomic/rename-into-place.ts';
@@ -178,7 +178,7 @@ async function publish(transfer: Transfer, content: fs.Confined): Promise<string
 
 /**
  * Moves the source atomically into a private directory, which the caller removes with its content. If the source has
- * changed since the copy began, moves it back and throws `conflict`.
+ * changed since the copy began, moves it back, or to a new name if its name is taken, and throws `conflict`.
  */
 async function withdraw({ from, stats, source }: Transfer, away: fs.Confined, before: string): Promise<void> {
   await fs.rename(from.at, away);
@@ -188,10 +188,19 @@ async function withdraw({ from, stats, source }: Transfer, away: fs.Confined, be
   // Temporary files count here: an upload that has begun would publish its file in the withdrawn directory. A tree that
   // cannot be read counts as changed.
   if (same && (await stateBelow(away, now).catch(() => undefined)) === before) return;
-  // rename(2) instead of link(2), which fails on some file systems, and for files of other users.
-  const overwrite = (await fs.lookAt(from.at)) === undefined;
-  await place({ from: away, to: from.at, directory: now.isDirectory(), overwrite, path: source.path });
-  throw fault('conflict', source.path, 'changed while it was moved; try again');
+  // rename(2) instead of link(2), which fails on some file systems, and for files of other users. If the name is taken
+  // again, the source gets another name: the caller removes what stays in the private directory.
+  const isFree = (await fs.lookAt(from.at)) === undefined;
+  const back = (to: fs.Confined) => fs.rename(away, to).then(() => true);
+  if (isFree && (await back(from.at).catch(() => false)))
+    throw fault('conflict', source.path, 'changed while it was moved; try again');
+  const kept = `farhand-kept-${randomUUID()}`;
+  await back(fs.child(from.directory, kept));
+  throw fault(
+    'conflict',
+    source.path,
+    `changed while it was moved; it is now named ${kept}, because another program created a new one`,
+  );
 }
 
 /** Returns a hash of the names, inodes and change times below a directory. */

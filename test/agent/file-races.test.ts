@@ -140,6 +140,26 @@ test.runIf(otherDisk)(
   },
 );
 
+test.runIf(otherDisk)(
+  'a directory that cannot be moved back, because another one has its name by then, stays under another name',
+  async () => {
+    mkdirSync(path('dir'));
+    for (let n = 0; n < 3_000; n += 1) writeFileSync(path(`dir/${n}`), '');
+    const { promise: before, resolve: commit } = Promise.withResolvers<void>();
+    const uploading = write(path('dir/new'), 'x', { before });
+    await waitFor(() => expect(tree(path('dir')).some((name) => name.startsWith('.farhand'))).toBe(true));
+    const moving = outcome(move(path('dir'), join(disk.second, 'dir')));
+    await waitFor(() => expect(readdirSync(disk.root)).not.toContain('dir'), { interval: 1 });
+    await write(path('dir/other'), 'y', { create_parents: true });
+    expect(await moving).toBe('conflict');
+    commit();
+    await uploading;
+    const [kept = ''] = readdirSync(disk.root).filter((name) => name.startsWith('farhand-kept-'));
+    expect([readdirSync(path('dir')), readdirSync(disk.second)]).toEqual([['other'], []]);
+    expect([readdirSync(path(kept)).length, readFileSync(path(kept, 'new'), 'utf8')]).toEqual([3_001, 'x']);
+  },
+);
+
 test('a change of mode during an upload of the same file takes effect or is refused', async () => {
   const lost: number[] = [];
   for (let n = 0; n < 400; n += 1) {
