@@ -137,7 +137,7 @@ test('a client that disconnects leaves the queue, and its read is never sent', a
   await arrived();
   const last = read('last');
   await arrived();
-  gone.abort();
+  proxy.cut();
   await expect(left).rejects.toThrow();
   await arrived();
   answer(agent, call);
@@ -201,4 +201,28 @@ test('200 reads, 200 moves and 100 uploads at once of a real machine all succeed
       .map((name) => files.write({ machine_id, path: join(folder, name), content: `new ${name}` })),
   ]);
   expect(readdirSync(join(folder, 'moved'))).toHaveLength(200);
+});
+
+test('a revoked key with many open and waiting reads frees all their places', async () => {
+  const { system, agent, base, read, arrived } = await readableMachine(4);
+  const { key } = await system.keyed(['files:read']);
+  const reads = Array.from({ length: 12 }, (_, n) =>
+    http(`${system.url}/api/v1${base}/content?path=/${n}`, 'GET', { key }),
+  );
+  for (let n = 0; n < 4; n += 1) stall(agent, await agent.next('call'));
+  await arrived();
+  const [{ id: key_id = '' } = {}] = (await system.client.keys.list()).items.filter(
+    ({ name }) => name === 'limited',
+  );
+  await system.client.keys.remove({ key_id });
+  expect((await Promise.all(reads)).map(({ status }) => status)).toEqual(Array(12).fill(401));
+  const next = read('next');
+  const answered = (async () => {
+    // Some of the calls that waited may have been sent before they were cancelled.
+    let call = await agent.next('call');
+    while (pathOf(agent, call) !== '/next') call = await agent.next('call');
+    answer(agent, call);
+  })();
+  expect((await next).status).toBe(200);
+  await answered;
 });
