@@ -1,11 +1,15 @@
 // Makes a consistent backup of the data directory while the broker runs: all files are of the same moment.
 import { existsSync } from 'node:fs';
 import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { writeDurably } from '../shared/durable-file.ts';
 import { AppError } from '../shared/errors.ts';
 import type { History } from './history/history-database.ts';
 import type { State } from './state/index.ts';
+
+const prefix = '.backup-';
+/** The names of copies. Earlier versions made them in `backup`. */
+const copyName = /^(backup|\.backup-\w{6})$/;
 
 export type Backups = Awaited<ReturnType<typeof createBackups>>;
 
@@ -15,10 +19,16 @@ export async function createBackups(
   { state, history }: { state: State; history: History },
   keyFiles: readonly string[],
 ) {
-  // A broker or `farhand broker backup` that was killed may have left copies here.
-  for (const name of await readdir(dataDir))
-    if (/^backup(-|$)/.test(name)) await rm(join(dataDir, name), { recursive: true, force: true });
   let making = false;
+  let last = '';
+
+  /** Removes the copies that a broker or `farhand broker backup` has left when it was killed. */
+  async function removeOld(): Promise<void> {
+    for (const name of await readdir(dataDir))
+      if (copyName.test(name) && name !== last)
+        await rm(join(dataDir, name), { recursive: true, force: true });
+  }
+  await removeOld();
 
   async function copy(directory: string): Promise<void> {
     // State and history are copied between two commits of the state, so that both copies fit together. An entry that
@@ -43,11 +53,13 @@ export async function createBackups(
     async make() {
       if (making) throw new AppError('conflict', 'another backup is being made; try again later');
       making = true;
-      // Each copy has a directory of its own: another client may still be moving an earlier copy away.
       let directory = '';
       try {
-        directory = await mkdtemp(join(dataDir, 'backup-'));
+        // The last copy stays, because another client may still be moving it away.
+        await removeOld();
+        directory = await mkdtemp(join(dataDir, prefix));
         await copy(directory);
+        last = basename(directory);
       } catch (error) {
         if (directory) await rm(directory, { recursive: true, force: true });
         throw error;

@@ -38,7 +38,7 @@ function backup(args: string[]): Backup {
 const place = (): string => join(temporaryFolder('backup'), 'made/here');
 /** Copies of the data that a broker has not removed, or that a client has not moved away. */
 const copiesIn = (dataDir: string): string[] =>
-  readdirSync(dataDir).filter((name) => name.startsWith('backup'));
+  readdirSync(dataDir).filter((name) => name.startsWith('.backup-'));
 
 /** Returns the names and modes of a directory's files. */
 function filesOf(directory: string): string[] {
@@ -108,7 +108,7 @@ test('a broker that is killed while it copies leaves nothing that looks complete
   await fill(client, machine_id, 16);
   const to = place();
   const making = backup(['--data-dir', dataDir, '--to', to]);
-  await appears(join(dataDir, 'backup-'), making);
+  await appears(join(dataDir, '.backup-'), making);
   await kill();
   const { code, stderr } = await making.ended;
   // On a busy machine the signal may arrive after the end of the backup.
@@ -246,4 +246,15 @@ test('a backup leaves the copy of an earlier one alone, which another client may
     expect(second).not.toBe(first);
     expect([readdirSync(first), readdirSync(second)]).toEqual([files, files]);
   });
+});
+
+test('copies that no client has moved away do not add up, and directories of users stay', async () => {
+  const dataDir = temporaryFolder('broker');
+  mkdirSync(join(dataDir, 'backup-before'));
+  await startFarhand({ dataDir });
+  await withSocket(dataDir, async (_client, post) => {
+    for (let n = 0; n < 4; n += 1) await post('/local/backup');
+  });
+  expect(copiesIn(dataDir).length).toBe(2);
+  expect(existsSync(join(dataDir, 'backup-before'))).toBe(true);
 });
