@@ -171,15 +171,15 @@ class Disks {
 
   async report(mounts: Mount[]): Promise<(Disk & { space: Space })[]> {
     const until = monotonic() + disksLimit;
-    const disks: (Disk & { space: Space })[] = [];
+    const found = new Map<string, Disk & { space: Space }>();
     // Local file systems come first, so that slow file servers do not delay them.
     const isRemote = ({ path, type }: Mount): number => Number(path !== '/' && remoteFileSystems.test(type));
     for (const { path, type } of mounts.toSorted((a, b) => isRemote(a) - isRemote(b))) {
       if (monotonic() >= until) break;
       const space = await this.#spaceAt(path);
-      if (space) disks.push({ mount: path, filesystem: type, space });
+      if (space) found.set(path, { mount: path, filesystem: type, space });
     }
-    return disks.sort((a, b) => (a.mount < b.mount ? -1 : 1));
+    return mounts.flatMap(({ path }) => found.get(path) ?? []);
   }
 
   async #spaceAt(path: string): Promise<Space | undefined> {

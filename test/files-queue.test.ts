@@ -137,7 +137,7 @@ test('a client that disconnects leaves the queue, and its read is never sent', a
   await arrived();
   const last = read('last');
   await arrived();
-  proxy.cut();
+  gone.abort();
   await expect(left).rejects.toThrow();
   await arrived();
   answer(agent, call);
