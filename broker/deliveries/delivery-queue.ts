@@ -104,7 +104,7 @@ export class DeliveryQueue<R extends Receiver> {
   /** Starts the queues that have waiting deliveries from before the broker's start. */
   async start(): Promise<void> {
     this.#started = true;
-    const { receivers, store } = this.#parts;
+    const { receivers, history, store } = this.#parts;
     const all = [...receivers.byId.keys()];
     const waiting = await Promise.all(all.map((id) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
@@ -112,10 +112,11 @@ export class DeliveryQueue<R extends Receiver> {
     // to the longest possible delay. That is twice the longest usual delay, because Retry-After can double the usual
     // delay (#waitAfter()).
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
-    for (const id of left) {
-      const begin = (): void => void this.#limitDue(id, longest);
-      this.#queueOf(id).cancelTimer = after(Math.random() * startGapMs * left.length, begin);
-    }
+    await history.write((transaction) => {
+      for (const id of left) store.limitDue(id, store.now() + longest, transaction);
+    });
+    for (const id of left)
+      this.#queueOf(id).cancelTimer = after(Math.random() * startGapMs * left.length, () => this.reread(id));
   }
 
   /** Makes a queue check for due deliveries. Several calls in one turn of the event loop cause one check. */

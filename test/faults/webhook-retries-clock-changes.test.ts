@@ -1,5 +1,5 @@
 // Retries of webhooks while the clock of the broker is set: the delays do not change, and a restart limits them.
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import { leapingClock } from '../commands-fixture.ts';
 import { waitFor } from '../wait-for.ts';
 import { answering, startReceiver, startWebhookSystem, type WebhookSystem } from '../webhook-receivers.ts';
@@ -78,4 +78,27 @@ test('a broker that stops waits at most 2 s for a running attempt, even if its c
   const backwards = setInterval(() => clock.set(Date.now() - 10 * (performance.now() - begun)), 10);
   await system.broker.close().finally(() => clearInterval(backwards));
   expect(performance.now() - begun).toBeLessThan(10_000);
+});
+
+test('an event right after such a start keeps no earlier delivery waiting', async () => {
+  const clock = leapingClock();
+  clock.set(Date.now() + 2 * day);
+  const before = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
+  const receiver = await startReceiver(answering(500, 200));
+  const id = await hookTo(before, receiver.url);
+  await before.happen('machine.online');
+  await planned(before, id);
+  await before.broker.close();
+  clock.set(Date.now());
+  // The queue begins 5 s after the start, as one of a thousand queues may do.
+  const random = vi.spyOn(Math, 'random').mockReturnValue(500);
+  const system = await startWebhookSystem({ dataDir: before.dataDir, flags: ['--webhook-retry', '200ms'] });
+  random.mockRestore();
+  await system.happen('machine.offline');
+  await waitFor(async () => {
+    const { total } = await system.client.webhooks.deliveries({ webhook_id: id, status: 'delivered' });
+    expect(total).toBe(1);
+  });
+  clock.leap(6_000);
+  await receiver.heard(3);
 });
