@@ -302,9 +302,9 @@ export class DeliveryQueue<R extends Receiver> {
 
   async #write(ended: readonly Attempted[], transaction: HistoryTransaction): Promise<void> {
     const { receivers, store } = this.#parts;
-    await Promise.all(ended.map((one) => store.saveAttempt(one, transaction)));
+    const statuses = await Promise.all(ended.map((one) => store.saveAttempt(one, transaction)));
     for (const last of lastByReceiver(ended)) store.saveLast(last, transaction);
-    const failed = ended.filter(({ outcome, next }) => !outcome.delivered && next === null);
+    const failed = ended.filter((_, n) => statuses[n] === 'failed');
     for (const { webhookId, armed, delivery } of lastByReceiver(failed)) {
       const receiver = receivers.byId.get(webhookId);
       // A failure is ignored if the receiver was enabled again during the attempt.

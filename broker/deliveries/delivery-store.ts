@@ -170,7 +170,8 @@ export class DeliveryStore {
     return changed !== undefined;
   }
 
-  async saveAttempt({ delivery, outcome, next }: Attempted, transaction: HistoryTransaction): Promise<void> {
+  /** Stores an attempt. Returns the status of the delivery after it. */
+  async saveAttempt({ delivery, outcome, next }: Attempted, transaction: HistoryTransaction) {
     const { delivered, answer } = outcome;
     const attempt = attemptOf(outcome);
     const text = JSON.stringify(answer === null ? attempt : { ...attempt, answer });
@@ -186,9 +187,11 @@ export class DeliveryStore {
     const again = `UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ? RETURNING attempts`;
     const row = changed ?? (await transaction.get(again, text, delivery.id));
     const attempts = row ? (jsonIn(row, 'attempts') as unknown[]) : [];
-    if (attempts.length <= maxAttempts) return;
-    const newest = JSON.stringify(attempts.slice(-maxAttempts));
-    transaction.run('UPDATE webhook_deliveries SET attempts = ? WHERE id = ?', newest, delivery.id);
+    if (attempts.length > maxAttempts) {
+      const newest = JSON.stringify(attempts.slice(-maxAttempts));
+      transaction.run('UPDATE webhook_deliveries SET attempts = ? WHERE id = ?', newest, delivery.id);
+    }
+    return changed ? status : 'pending';
   }
 
   /** Stores an attempt as the most recent attempt of its webhook. */

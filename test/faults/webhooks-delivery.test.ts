@@ -636,6 +636,23 @@ test('a delivery requested again before its last attempt is saved is sent again'
   expect(delivery?.attempts).toHaveLength(2);
 });
 
+test('a delivery requested again during its last attempt is sent again, although this attempt fails', async () => {
+  const system = await startWebhookSystem({ flags: ['--webhook-attempts', '1'] });
+  const held: ServerResponse[] = [];
+  const receiver = await startReceiver((response, _request, count) => {
+    if (count === 1) held.push(response);
+    else response.end();
+  });
+  const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await system.happen('machine.online');
+  await receiver.heard(1);
+  const [pending] = await deliveriesOf(system, id);
+  await system.client.webhooks.redeliver({ webhook_id: id, delivery_id: pending!.id });
+  held[0]?.destroy();
+  const [delivery] = await settled(system, id, 'delivered', 1);
+  expect(delivery?.attempts).toHaveLength(2);
+});
+
 /**
  * A receiver that answers the first request of each connection, and calls `end` at each later one. It counts the
  * answered and the ended requests.
