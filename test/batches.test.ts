@@ -7,7 +7,16 @@ import { expect, test } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';
 import { Farhand } from '../shared/sdk/index.ts';
-import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './commands-fixture.ts';
+import {
+  commandsOn,
+  type Gate,
+  gate,
+  leapingClock,
+  listen,
+  nextCall,
+  reporting,
+  soon,
+} from './commands-fixture.ts';
 import { storedRows } from './read-stored-state.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
@@ -652,4 +661,15 @@ test('a member fails if the owner of its machine does not allow commands, and th
   const batch = await run('echo here', { machine_ids: [locked.machineId, ...ids] });
   expect(batch).toMatchObject({ status: 'failed', counts: { completed: 1, failed: 1 } });
   expect(batch.results[0]?.reason).toMatch(/^permission_denied/);
+});
+
+test('a batch that a full queue refuses is recorded as refused, whichever of its machines has that queue', async () => {
+  const { system, ids } = await largeFleet(101);
+  const { begin } = commandsOn(system, ids.at(-1)!);
+  for (let n = 0; n < 16; n += 1)
+    await Promise.all(Array.from({ length: 64 }, () => begin('true', { queue_for: hour })));
+  const body = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
+  expect(await system.call('POST', '/commands/batch', { body })).toMatchObject({ status: 503 });
+  const { items } = await system.client.audit.list({ action: 'batches.create' });
+  expect(items.map(({ result }) => result)).toEqual(['unavailable']);
 });

@@ -205,6 +205,8 @@ export class Batches {
     const counts = { open: machines.length - elsewhere.length, running: 0, elsewhere: 0, failures: 0 };
     const progress = { ...batch, ...counts, isComplete: false };
     const isElsewhere = new Set(elsewhere);
+    // All queues are checked before the first slice is stored, because its audit entries say that the batch was started.
+    for (const id of machines) if (!isElsewhere.has(id)) scheduler.refuseLongQueue(id);
     const all: Command[] = [];
     try {
       for (let from = 0; from < machines.length; from += sliceSize) {
@@ -212,7 +214,6 @@ export class Batches {
         const added = slice.map((machine_id) => {
           const member = commandOf(params, { machine_id, ...origin }, created_at);
           if (isElsewhere.has(machine_id)) return { member };
-          scheduler.refuseLongQueue(machine_id);
           const open = scheduler.create(member, request_id, progress);
           members.push(open);
           return { member, open };
