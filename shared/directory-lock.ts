@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { StartError } from './errors.ts';
 import { inUse, userName } from './program-start-and-end.ts';
+import { reasonOf } from './system-error-messages.ts';
 
 /**
  * Locks a directory for this process, and creates it if it is missing. Returns a function that unlocks it. Throws
@@ -33,9 +34,18 @@ function lock(directory: string, program: string): () => void {
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file, { timeout: 0 });
   try {
-    database.exec('PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE');
+    // The journal is in memory, because its file could not be created on a full disk. Nothing is written to lock.db.
+    database.exec('PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = MEMORY; BEGIN EXCLUSIVE');
   } catch (error) {
     database.close();
+    if (!(error instanceof Error && error.message.includes('locked')))
+      throw new StartError(
+        `${file} cannot be locked (${reasonOf(error)}); fix the cause and start again`,
+        1,
+        {
+          cause: error,
+        },
+      );
     throw new StartError(`${inUse(program, directory)}; stop that process, or choose another --data-dir`, 1, {
       cause: error,
     });

@@ -8,6 +8,7 @@ import {
   readdirSync,
   readFileSync,
   rmSync,
+  statSync,
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
@@ -16,6 +17,7 @@ import { agentSettings } from '../../agent/settings-schema.ts';
 import { startAgent } from '../../agent/start.ts';
 import { brokerSettings } from '../../broker/settings-schema.ts';
 import { startBroker } from '../../broker/start/index.ts';
+import { takeDirectory } from '../../shared/directory-lock.ts';
 import { readSettings } from '../../shared/read-settings.ts';
 import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
@@ -65,6 +67,16 @@ test.each(['processes', 'temporary.journal'])(
     await system.agent({ dataDir });
   },
 );
+
+test('a lock needs no space on the disk, and an error of its file does not count as another process', () => {
+  const dataDir = temporaryFolder('locked');
+  const unlock = takeDirectory(dataDir, 'agent');
+  expect(readdirSync(dataDir)).toEqual(['lock.db']);
+  expect(statSync(join(dataDir, 'lock.db')).size).toBe(0);
+  unlock();
+  writeFileSync(join(dataDir, 'lock.db'), 'no database'.repeat(100));
+  expect(() => takeDirectory(dataDir, 'agent')).toThrow('lock.db cannot be locked (file is not a database)');
+});
 
 test.skipIf(process.getuid?.() !== 0)(
   'root gets an error that names how to start on a directory of another user',
