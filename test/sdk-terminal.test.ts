@@ -6,6 +6,7 @@ import type { ClientPort, CloseReason, Notice } from '../broker/sessions/termina
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
 import { takeFirst } from './take-first.ts';
+import { startProxy } from './tcp-proxy.ts';
 import { path, startTerminalServer } from './terminal-socket-server.ts';
 
 const ready = { type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24 } as const;
@@ -59,6 +60,21 @@ test('an aborted signal detaches, before it is ready and later', async () => {
   void port.notify(ready);
   const terminal = await opening;
   stop.abort();
+  expect(await terminal.ended).toEqual({ why: 'detached' });
+});
+
+test('detaching over a connection that no longer answers ends the terminal at once', {
+  timeout: 10_000,
+}, async () => {
+  const door = await startTerminalServer();
+  const proxy = await startProxy(`127.0.0.1:${door.port}`);
+  const arrival = door.arrival();
+  const opening = openTerminal(new WebSocket(`ws://${proxy.address}${path}?ticket=one`), {});
+  void (await arrival).notify(ready);
+  const terminal = await opening;
+  proxy.stall();
+  terminal.detach();
+  for await (const bytes of terminal.output) expect(bytes).toBe('no output');
   expect(await terminal.ended).toEqual({ why: 'detached' });
 });
 

@@ -2,6 +2,7 @@
 // pinned key, or silent for minutes.
 import { createHash, X509Certificate } from 'node:crypto';
 import { readFileSync } from 'node:fs';
+import type { Socket } from 'node:net';
 import { TLSSocket } from 'node:tls';
 import * as undici from 'undici';
 import { StartError } from '../../shared/errors.ts';
@@ -27,10 +28,20 @@ export interface Transport {
 }
 
 /**
- * Returns a transport whose connections are made by `connect`. It waits for answers without a time limit. fetch alone
+ * Returns a transport whose connections are made as `how` says. It waits for answers without a time limit. fetch alone
  * fails after 300 s of silence, but a quiet command, a large copy and a backup take longer.
  */
-export function through(connect: NonNullable<undici.Agent.Options['connect']>): Transport {
+export function through(
+  how: undici.buildConnector.connector | undici.buildConnector.BuildOptions,
+): Transport {
+  const connector = typeof how === 'function' ? how : undici.buildConnector({ allowH2: false, ...how });
+  const sockets = new Set<Socket>();
+  const connect: undici.buildConnector.connector = (options, callback) =>
+    connector(options, (...result) => {
+      const [, socket] = result;
+      if (socket) sockets.add(socket.once('close', () => sockets.delete(socket)));
+      callback(...result);
+    });
   const dispatcher = new undici.Agent({ connect, headersTimeout: 0, bodyTimeout: 0 });
   return {
     options: {
@@ -39,7 +50,11 @@ export function through(connect: NonNullable<undici.Agent.Options['connect']>): 
         undici.fetch(url, { ...init, dispatcher })) as unknown as typeof fetch,
       webSocket: (url) => new undici.WebSocket(url, { dispatcher }),
     },
-    close: () => dispatcher.destroy(),
+    close() {
+      // destroy() does not end the connection of a WebSocket.
+      for (const socket of sockets) socket.destroy();
+      return dispatcher.destroy();
+    },
   };
 }
 

@@ -73,19 +73,21 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings = {})
   socket.binaryType = 'arraybuffer';
   const { signal } = settings;
   const output = new OutputBuffer();
+  const { promise: ended, resolve: end } = Promise.withResolvers<Ending>();
   let ending: Ending | undefined;
-  const close = (why: Ending): void => {
+  const finish = (why: Ending): void => {
     ending ??= why;
+    signal?.removeEventListener('abort', detach);
+    output.end();
+    end(ending);
+  };
+  const close = (why: Ending): void => {
+    // The close event is not awaited: over a dead connection it never comes.
+    finish(why);
     socket.close(1000);
   };
   const detach = (): void => close({ why: 'detached' });
-  const ended = new Promise<Ending>((resolve) => {
-    socket.addEventListener('close', ({ code, reason }) => {
-      signal?.removeEventListener('abort', detach);
-      output.end();
-      resolve(ending ?? endingOf(code, reason));
-    });
-  });
+  socket.addEventListener('close', ({ code, reason }) => finish(endingOf(code, reason)));
   // No handling is needed: the close event that follows has the reason.
   socket.addEventListener('error', () => {});
   signal?.addEventListener('abort', detach);
@@ -220,6 +222,7 @@ class OutputBuffer {
 
   end(): void {
     this.#controller?.close();
+    this.#controller = undefined;
   }
 
   /**

@@ -8,6 +8,7 @@ import { Terminal as Screen } from '@xterm/headless';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import type { Terminal } from '../../shared/sdk/index.ts';
 import { shipped, shippedProgram } from '../bundled-programs.ts';
+import { createLine, open } from '../cli-fixture.ts';
 import { lacks, needs } from '../skip-without-programs.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
@@ -250,6 +251,17 @@ describe('through pipes, farhand shell', () => {
     const ended = await farhand(local, ['sessions', 'end', session_id, '-o', 'json']);
     expect(JSON.parse(ended.stdout)).toMatchObject({ session_id, status: 'DISCONNECTED' });
   });
+});
+
+test('farhand shell ends on a signal over a connection that no longer answers', async () => {
+  const { system } = await startScene();
+  const proxy = await startProxy(new URL(system.url).host);
+  const line = createLine({ ...system, url: `http://${proxy.address}` });
+  const running = line.start('shell', ['web-1'], { input: open });
+  await running.says(/[$#] $/);
+  proxy.stall();
+  running.child.kill('SIGTERM');
+  expect((await running.ended).code).toBe(143);
 });
 
 // ---- farhand shell in a terminal
