@@ -1,5 +1,6 @@
 #!/usr/bin/env node
 // The program farhand-broker: its command line and its verbs. The code in start/ starts the broker itself.
+import { fstatSync } from 'node:fs';
 import { readSettings } from '../shared/read-settings.ts';
 import { type RunContext, runServiceProgram } from '../shared/run-service-program.ts';
 import { type BrokerSettings, brokerSettings, refusePasswordIn } from './settings-schema.ts';
@@ -38,6 +39,7 @@ runServiceProgram({
 /** Starts the broker. The returned function waits until the broker has started, then closes it. */
 function start(settings: BrokerSettings, { log, notify, fail }: RunContext): () => Promise<void> {
   const starting = startBroker(settings, log);
+  if (settings.local) endWithStarter();
   starting.then((broker) => {
     if (settings.local) process.stdout.write(`${broker.socket}\n`);
     const agents = broker.grpc === undefined ? 'not listening for agents' : `agents on ${broker.grpc}`;
@@ -45,4 +47,14 @@ function start(settings: BrokerSettings, { log, notify, fail }: RunContext): () 
     notify.up(`REST on ${broker.url ?? broker.socket}, ${agents}`, broker.alive);
   }, fail);
   return async () => (await starting).close();
+}
+
+/**
+ * Ends this broker when the `farhand` that started it ends, even if it was killed. Otherwise this broker would keep the
+ * data directory, and the service could not start. `farhand` holds the other end of standard input, a socket.
+ */
+function endWithStarter(): void {
+  if (!fstatSync(0).isSocket()) return;
+  process.stdin.on('error', () => {}).on('close', () => process.kill(process.pid, 'SIGTERM'));
+  process.stdin.resume();
 }

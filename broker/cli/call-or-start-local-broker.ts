@@ -115,7 +115,8 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);
   const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn', ...flags];
-  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'pipe'], ...ownerOf(dataDir) });
+  // Standard input stays open without data. Its end makes the broker end, even if this program is killed.
+  const child = spawn(process.execPath, args, { stdio: 'pipe', ...ownerOf(dataDir) });
   let log = '';
   child.stderr.setEncoding('utf8').on('data', (text: string) => {
     log += text;

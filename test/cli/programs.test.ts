@@ -21,6 +21,7 @@ import { takeDirectory } from '../../shared/directory-lock.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shipped, shippedProgram } from '../bundled-programs.ts';
 import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 const mains = {
   broker: shippedProgram('farhand-broker'),
@@ -251,6 +252,17 @@ test('a broker that hangs is reported, and no other is started beside it', async
   const asked = withSocket(dataDir, (client) => client.keys.me(), { answerMs: 50 });
   await expect(asked).rejects.toThrow('runs, but does not answer');
   expect(processesWith(dataDir)).toEqual([]);
+});
+
+test('a broker that the command line has started ends with it, however that ends', async () => {
+  const { dataDir, ...first } = await startBroker();
+  await stop(first, 'SIGTERM');
+  for (const signal of ['SIGTERM', 'SIGKILL'] as const) {
+    const following = start('cli', ['events', '--follow', '--data-dir', dataDir]);
+    await waitFor(() => expect(existsSync(join(dataDir, 'broker.sock'))).toBe(true));
+    following.child.kill(signal);
+    await waitFor(() => expect(existsSync(join(dataDir, 'broker.sock'))).toBe(false));
+  }
 });
 
 test('the command line waits, up to a timeout, for a broker that has its directory and does not listen yet', async () => {
