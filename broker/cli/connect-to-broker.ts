@@ -136,7 +136,8 @@ function reportRateLimit({ status }: FarhandError, waitMs: number): void {
   hint(`farhand: rate limit: waiting ${Math.ceil(waitMs / 1000)} s`);
 }
 
-function assertEncrypted({ url, insecure }: Where & { url: string }): void {
+/** Throws StartError if the API key would cross a network unencrypted, unless the user has allowed that. */
+export function assertEncrypted({ url, insecure }: Where & { url: string }): void {
   const { protocol, hostname } = URL.parse(url) ?? {};
   if (protocol !== 'http:' && protocol !== 'https:')
     throw new StartError(`${url} is not an http or https URL; check FARHAND_URL, or run farhand login URL`);

@@ -23,6 +23,7 @@ import { startAdvice } from '../../shared/doctor/broker-service-checks.ts';
 import { fail } from '../../shared/doctor/check-result.ts';
 import { version } from '../../shared/version.ts';
 import { createLine, open } from '../cli-fixture.ts';
+import { listenOnLoopback } from '../listen-on-loopback.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
@@ -275,6 +276,20 @@ describe('farhand doctor', () => {
     ];
     for (const [at, { code, out }] of answers.entries())
       expect([code, out]).toEqual([1, expect.stringMatching(says[at] ?? /x/)]);
+  });
+
+  test('sends no key over a network unencrypted', async () => {
+    const asked: unknown[] = [];
+    const server = createHttpServer(({ headers }, response) => {
+      asked.push(headers.authorization);
+      response.end('{"data":{}}');
+    });
+    const port = await listenOnLoopback(server);
+    // This form of the address does not count as this machine's own, so no other address is needed.
+    const env = { FARHAND_URL: `http://[::ffff:127.0.0.1]:${port}`, FARHAND_API_KEY: 'secret' };
+    const { code, out } = await createLine()('doctor', [], { env });
+    expect([code, out]).toEqual([1, expect.stringMatching(/^fail +network .*could read the API key/m)]);
+    expect(asked).toEqual([undefined]);
   });
 
   test('warns of a directory without state.json, whose broker may have its state in a database', async () => {

@@ -6,7 +6,7 @@ import { StartError } from '../../../shared/errors.ts';
 import { hostPort } from '../../../shared/read-settings.ts';
 import { type Farhand, FarhandError, type FarhandOptions } from '../../../shared/sdk/index.ts';
 import { isOlder, version } from '../../../shared/version.ts';
-import { brokerUrl, createClient, transportOf, type Where } from '../connect-to-broker.ts';
+import { assertEncrypted, brokerUrl, createClient, transportOf, type Where } from '../connect-to-broker.ts';
 import { clean, span } from '../print.ts';
 
 const setClock = 'synchronize the clock with a time server (timedatectl set-ntp true)';
@@ -33,6 +33,11 @@ export async function examineBroker(place: Where): Promise<Finding[]> {
           'start the broker with --tls, and use its https URL',
         ),
       );
+    try {
+      assertEncrypted({ ...place, url });
+    } catch (error) {
+      return [...reached, fail('network', reason(error), 'use the https URL of the broker')];
+    }
     const options = { baseUrl: url, apiKey, retries: 0, ...transport.options };
     return [...reached, ...(await examineWithKey(options))];
   } finally {
