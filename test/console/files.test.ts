@@ -3,7 +3,7 @@ import { chmodSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'nod
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { temporaryFolder } from '../start-farhand.ts';
-import { browserTest, newFolderPage } from './browser.ts';
+import { browserTest, newFolderPage, newLogin, oneMachine } from './browser.ts';
 
 browserTest('uploads arrive, and replacing a file is asked for first', async () => {
   const folder = temporaryFolder('files');
@@ -179,6 +179,33 @@ browserTest(
     await question.getByRole('button', { name: 'Leave' }).click();
     await page.locator('.drop-zone').waitFor();
     expect(readFileSync(file, 'utf8')).toBe('one two three');
+    expect(faults).toEqual([]);
+  },
+);
+
+browserTest(
+  'a text that was not saved when the login ended is still in the editor after the next login',
+  async () => {
+    const { system, machine } = await oneMachine();
+    const folder = temporaryFolder('files');
+    const file = join(folder, 'a.txt');
+    writeFileSync(file, 'one');
+    const { key, id: key_id } = await system.client.keys.create({ name: 'short', scopes: ['admin'] });
+    const { page, open, faults } = await newLogin(system, { key });
+    await open(`/machines/${machine}/files?path=${folder}&edit=${file}`);
+    await page.locator('.cm-content').click();
+    await page.keyboard.press('Control+End');
+  await page.keyboard.type(' two');
+    await page.getByText('not saved').waitFor();
+    await system.client.keys.remove({ key_id });
+    await page.getByText('Your login has ended').waitFor();
+    await page.getByLabel('API key').fill(system.key);
+    await page.getByRole('button', { name: 'Log in' }).click();
+    await page.getByText('not saved').waitFor();
+    await page.locator('.cm-content').getByText('one two').click();
+    await page.keyboard.press('Control+s');
+    await page.getByText('a.txt is saved').waitFor();
+    expect(readFileSync(file, 'utf8')).toBe('one two');
     expect(faults).toEqual([]);
   },
 );

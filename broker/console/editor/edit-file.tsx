@@ -1,6 +1,6 @@
 // Edits a text file of a machine. If another person has saved the file meanwhile, asks before replacing that version.
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
-import { client, clientWithEtag, FarhandError } from '../api-client.ts';
+import { client, clientWithEtag, FarhandError, loginEnded } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';
 import { may } from '../login-state.ts';
 import { Button } from '../parts/button.tsx';
@@ -77,12 +77,23 @@ interface EditorProps {
   etag: string | undefined;
 }
 
+/** The text that was not saved when the login ended. The editor of its file continues with it after the next login. */
+let unsaved: EditorProps | undefined;
+
+function takeUnsaved({ machine, path }: EditorProps): EditorProps | undefined {
+  const kept = unsaved?.machine === machine && unsaved.path === path ? unsaved : undefined;
+  unsaved = undefined;
+  return kept;
+}
+
 /** The text in the editor, whether it is saved, and the version that another person has saved meanwhile. */
-function useEditing({ machine, path, text, etag }: EditorProps) {
+function useEditing(given: EditorProps) {
+  const [kept] = useState(() => takeUnsaved(given));
+  const { machine, path, text, etag } = kept ?? given;
   const element = useRef<HTMLDivElement>(null);
   const editor = useRef<CodeEditor | undefined>(undefined);
   const known = useRef(etag);
-  const [changed, setChanged] = useState(false);
+  const [changed, setChanged] = useState(kept !== undefined);
   const [theirs, setTheirs] = useState<Version | undefined>(undefined);
   const saveNow = async (): Promise<void> => {
     const saved = editor.current?.text() ?? '';
@@ -137,12 +148,16 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
     known.current = version.etag;
     await save();
   };
-  return { element, editor, changed, theirs, setTheirs, save, replace, overwrite };
+  /** Keeps the text for the next login. */
+  const keep = (): void => {
+    unsaved = { machine, path, text: editor.current?.text() ?? text, etag: known.current };
+  };
+  return { element, editor, keep, changed, theirs, setTheirs, save, replace, overwrite };
 }
 
 function Editor(props: EditorProps) {
   const { path } = props;
-  const { element, editor, changed, theirs, setTheirs, save, replace, overwrite } = useEditing(props);
+  const { element, editor, keep, changed, theirs, setTheirs, save, replace, overwrite } = useEditing(props);
   /** Opens the page to which the user wants to go. Set while the dialog about unsaved changes is open. */
   const [leave, setLeave] = useState<(() => void) | undefined>(undefined);
   // A layout effect runs before the next paint. So the page asks about unsaved changes as soon as it displays "not
@@ -155,6 +170,7 @@ function Editor(props: EditorProps) {
     return () => {
       removeEventListener('beforeunload', warn);
       endGuard();
+      if (loginEnded.peek()) keep();
     };
   }, [changed]);
   return (
