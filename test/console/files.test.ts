@@ -195,7 +195,7 @@ browserTest(
     await open(`/machines/${machine}/files?path=${folder}&edit=${file}`);
     await page.locator('.cm-content').click();
     await page.keyboard.press('Control+End');
-  await page.keyboard.type(' two');
+    await page.keyboard.type(' two');
     await page.getByText('not saved').waitFor();
     await system.client.keys.remove({ key_id });
     await page.getByText('Your login has ended').waitFor();
@@ -249,6 +249,29 @@ browserTest(
     await page.locator('.drop-zone').waitFor();
     await page.goForward();
     await editor.getByText('one', { exact: true }).waitFor();
+    expect(faults).toEqual([]);
+  },
+);
+
+browserTest(
+  'a step in the history from one edited file to another displays the content of that file',
+  async () => {
+    const folder = temporaryFolder('files');
+    for (const name of ['a.txt', 'b.txt']) writeFileSync(join(folder, name), `content of ${name}`);
+    const { page, faults } = await newFolderPage(folder);
+    const editor = page.locator('.cm-content');
+    await page.getByRole('button', { name: 'a.txt', exact: true }).click();
+    await editor.getByText('content of a.txt').waitFor();
+    await page.getByRole('link', { name: 'Activity' }).click();
+    await page.getByRole('link', { name: 'Files' }).click();
+    await page.getByRole('button', { name: 'Type a path' }).click();
+    await page.locator('.path-bar input').fill(folder);
+    await page.keyboard.press('Enter');
+    await page.getByRole('button', { name: 'b.txt', exact: true }).click();
+    await editor.getByText('content of b.txt').waitFor();
+    // As from the menu of the button Back.
+    await page.evaluate('history.go(-4)');
+    await editor.getByText('content of a.txt').waitFor();
     expect(faults).toEqual([]);
   },
 );

@@ -62,7 +62,7 @@ export function EditFile({ machine, path }: { machine: string; path: string }) {
               <Button text="Back to the folder" press={() => setQuery({ edit: '' })} />
             </Empty>
           ) : (
-            <Editor key={path} machine={machine} path={path} text={text} etag={etag} />
+            <Editor machine={machine} path={path} text={text} etag={etag} />
           )
         }
       </Show>

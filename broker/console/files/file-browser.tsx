@@ -56,7 +56,7 @@ export function Files({ machine, status }: { machine: string; status: string }) 
     if (arrived > 0) listing.reload();
   }, [arrived]);
   if (status !== 'online' && listing.data === undefined && listing.error !== undefined) return <Offline />;
-  if (editing !== null) return <EditFile machine={machine} path={editing} />;
+  if (editing !== null) return <EditFile key={editing} machine={machine} path={editing} />;
   return (
     <div class="files">
       <Toolbar
