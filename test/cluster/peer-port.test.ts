@@ -1,12 +1,14 @@
 // The peer port accepts only brokers of the same authority.
 import { once } from 'node:events';
-import { createServer } from 'node:http';
+import { createServer, type IncomingMessage, type Server } from 'node:http';
 import { Agent, request } from 'node:https';
 import { connect } from 'node:net';
+import { PassThrough } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import type { SecureContextOptions } from 'node:tls';
 import { expect, onTestFinished, test } from 'vitest';
-import { loadAuthority, peerName } from '../../broker/ca-and-broker-certificates.ts';
+import { loadAuthority, type PeerLeaf, peerName } from '../../broker/ca-and-broker-certificates.ts';
+import { PeerClient } from '../../broker/cluster/peers/forward-http-to-peer.ts';
 import { listenForPeers } from '../../broker/cluster/peers/peer-port.ts';
 import { ConnectionLimiter, connectionLimits } from '../../broker/connection-limiter.ts';
 import { shared } from '../close-after-tests.ts';
@@ -72,6 +74,30 @@ test('a connection that sends nothing is closed', async () => {
   await once(socket, 'close');
 });
 
+/** Opens a peer port for these requests until the test ends, and returns its number. */
+async function listen(leaf: PeerLeaf, http: Server): Promise<number> {
+  const connections = new ConnectionLimiter({ ...connectionLimits().http, isShared: () => true });
+  const where = { host: '127.0.0.1', port: 0, handshakeMs: 5_000 };
+  const port = await listenForPeers({ ...where, leaf, connections, http, addServices: () => {}, log: quiet });
+  onTestFinished(() => port.close(0));
+  return port.port;
+}
+
+test('the terminal of a client that has gone before its broker was found is not opened', async () => {
+  const leaf = await (await loadAuthority(temporaryFolder('gone'), true)).peer();
+  const http = createServer().on('upgrade', (_, socket) =>
+    socket.end('HTTP/1.1 101 S\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n'),
+  );
+  const peer = { brokerId: 'owner', url: `https://127.0.0.1:${await listen(leaf, http)}` };
+  const client = new PeerClient(leaf, { hasEnded: () => false }, quiet);
+  onTestFinished(() => client.close());
+  const asked = { method: 'GET', url: '/', headers: {} } as IncomingMessage;
+  const gone = new PassThrough().destroy();
+  await once(gone, 'close');
+  const opened = client.upgrade(peer, asked, gone, Buffer.alloc(0), { requestId: 'req' });
+  await expect(opened).rejects.toMatchObject({ code: 'unavailable' });
+});
+
 test('the pieces of an answer do not wait for acknowledgements of earlier ones', async () => {
   const leaf = await (await loadAuthority(temporaryFolder('pieces'), true)).peer();
   const http = createServer((_, response) => {
@@ -81,15 +107,13 @@ test('the pieces of an answer do not wait for acknowledgements of earlier ones',
       setImmediate(() => response.end('two'));
     });
   });
-  const connections = new ConnectionLimiter({ ...connectionLimits().http, isShared: () => true });
-  const where = { host: '127.0.0.1', port: 0, handshakeMs: 5_000 };
-  const port = await listenForPeers({ ...where, leaf, connections, http, addServices: () => {}, log: quiet });
+  const port = await listen(leaf, http);
   const agent = new Agent({ ...leaf, servername: peerName, keepAlive: true });
-  onTestFinished(() => port.close(0).finally(() => agent.destroy()));
+  onTestFinished(() => agent.destroy());
   const times: number[] = [];
   for (let n = 0; n < 40; n += 1) {
     const begun = performance.now();
-    const sent = request({ agent, host: where.host, port: port.port });
+    const sent = request({ agent, host: '127.0.0.1', port });
     sent.end();
     const [answer] = await once(sent, 'response');
     expect(await text(answer)).toBe('onetwo');

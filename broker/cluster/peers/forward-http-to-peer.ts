@@ -218,7 +218,9 @@ export class PeerClient {
     const headers = { ...headersOf(request, forwarded), connection: 'Upgrade', upgrade: 'websocket' };
     const outgoing = this.#send(peer, request, headers);
     const abort = (): void => void outgoing.destroy();
-    socket.once('close', abort);
+    // The client may have gone while its broker was looked up.
+    if (socket.destroyed) abort();
+    else socket.once('close', abort);
     outgoing.end();
     return new Promise<boolean>((resolve, reject) => {
       outgoing.once('upgrade', (answer, far, farHead) => {
