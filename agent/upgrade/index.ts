@@ -105,25 +105,30 @@ export class Upgrades {
     if (this.#busy)
       throw refusal('conflict', 'in_progress', 'another upgrade of this machine is running; try again later');
     this.#busy = true;
+    const { package: file } = upgradePaths(this.#options.directory);
     let handedOver: Promise<void> | undefined;
     try {
       using upload = await Upload.begin(requests, signal);
       const request = this.#accept(upload.open);
-      const file = upgradePaths(this.#options.directory).package;
-      await receivePackage(file, request, upload).catch((error: unknown) => {
-        throw errnoOf(error) ? fromErrno(error, file) : error;
-      });
+      await receivePackage(file, request, upload);
       yield { staged: {} };
       for await (const processes of this.#waiting(upload.open, signal)) yield { waiting: { processes } };
       handedOver = this.#handOver(request);
       yield { switching: {} };
       await unlessAborted(signal, handedOver);
+    } catch (error) {
+      throw errnoOf(error) ? fromErrno(error, file) : error;
     } finally {
       if (!handedOver) {
-        await rm(upgradePaths(this.#options.directory).package, { force: true });
+        await this.#removePackage();
         this.#busy = false;
       }
     }
+  }
+
+  async #removePackage(): Promise<void> {
+    // If this fails, the next upgrade reports why.
+    await rm(upgradePaths(this.#options.directory).package, { force: true }).catch(() => undefined);
   }
 
   #accept(open: Open): UpgradeRequest {
@@ -170,10 +175,15 @@ export class Upgrades {
     const { processes, log } = this.#options;
     // The upgrade restarts the agent, which would end a process that starts now. So no process may start.
     processes.refuseStarts(true);
-    const done = this.#switch(request).finally(() => {
-      processes.refuseStarts(false);
-      this.#busy = false;
-    });
+    const done = this.#switch(request)
+      .catch(async (error: unknown) => {
+        await this.#removePackage();
+        throw error;
+      })
+      .finally(() => {
+        processes.refuseStarts(false);
+        this.#busy = false;
+      });
     // A failure is reported to the broker, and also logged here. The broker gets no report if the link is lost: the
     // call then ends, but the upgrade continues.
     done.catch((error: unknown) => log.warn({ err: error }, 'the agent was not upgraded'));

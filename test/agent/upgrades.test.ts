@@ -8,6 +8,7 @@ import {
   mkdirSync,
   readdirSync,
   readFileSync,
+  rmdirSync,
   rmSync,
   symlinkSync,
   writeFileSync,
@@ -153,13 +154,33 @@ describe('the agent refuses', () => {
     expect(readdirSync(upgradePaths(directory).incoming)).toEqual([]);
   });
 
-  test.skipIf(!mayMount)('a package that does not fit on the disk (needs root)', async () => {
+  // The package has 293 KiB. In 296 KiB there is space for the package, but not for the request to root.
+  test.skipIf(!mayMount).each(['64k', '296k'])(
+    'a package for which a disk of %s is too small (needs root)',
+    async (size) => {
+      const directory = machine();
+      const { incoming } = upgradePaths(directory);
+      execFileSync('mount', ['-t', 'tmpfs', '-o', `size=${size}`, 'tmpfs', incoming]);
+      atEnd(() => void execFileSync('umount', [incoming]));
+      const { error } = await stage(upgradesOf(directory), packageMessages(firstMessageFor(signed)));
+      expect(error).toMatchObject({ code: 'no_space' });
+      expect(readdirSync(incoming)).toEqual([]);
+    },
+  );
+
+  test('an upgrade while a directory is at the package’s place, and takes the next one', async () => {
     const directory = machine();
-    const { incoming } = upgradePaths(directory);
-    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', incoming]);
-    atEnd(() => void execFileSync('umount', [incoming]));
-    const { error } = await stage(upgradesOf(directory), packageMessages(firstMessageFor(signed)));
-    expect(error).toMatchObject({ code: 'no_space' });
+    const { package: file, request } = upgradePaths(directory);
+    const upgrades = upgradesOf(directory);
+    mkdirSync(file);
+    const { error } = await stage(upgrades, packageMessages(firstMessageFor(signed)));
+    expect(error).toMatchObject({ code: expect.not.stringContaining('conflict') });
+    rmdirSync(file);
+    const stopping = new AbortController();
+    const next = stage(upgrades, packageMessages(firstMessageFor(signed)), stopping.signal);
+    await waitFor(() => expect(existsSync(request)).toBe(true));
+    stopping.abort();
+    expect((await next).answers).toEqual(['staged', 'switching']);
   });
 
   test('a request without commit, and an id that names a path', async () => {
