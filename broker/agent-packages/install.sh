@@ -75,7 +75,7 @@ To install only the program, add the option --no-service: … | sudo sh -s -- --
 Then start the agent by hand, with the join token in FILE: $(by_hand "$@")"
   fi
   [ "$(id -u)" = 0 ] || fail "this script must run as root; use sudo"
-  for program in sha256sum tar gzip mktemp readlink timeout head; do
+  for program in sha256sum tar gzip mktemp readlink timeout head flock; do
     command -v "$program" >/dev/null || fail "the program $program is needed; install it"
   done
   case $(uname -m) in
@@ -222,6 +222,8 @@ main() {
   check_machine "$@"
   umask 022
   mkdir -p "$place"
+  exec 9<"$place"
+  flock -n 9 || fail "this script is running already on this machine; try again when it has ended"
   folder=$(mktemp -d "$place/.new-XXXXXX")
   name=
   before=

@@ -12,7 +12,7 @@ import {
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { basename, dirname, join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { expect, test } from 'vitest';
 import { installLineFor } from '../../broker/agent-packages/install-line-and-script.ts';
 import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
@@ -98,24 +98,29 @@ test('the install line accepts only https if the broker uses https', () => {
 });
 
 /** Runs install.sh of a broker with its directories below `root`. */
-async function installBelow(root: string, url: string) {
+async function installBelow(root: string, url: string, ...before: string[]) {
   const script = await (await fetch(`${url}/install.sh`)).text();
   const moved = script.replaceAll(/\/(opt|usr\/local|var\/lib)\//g, `${root}$&`);
-  return execute('sh', ['-c', moved, 'install.sh', '--no-service']);
+  return execute('env', [...before, 'sh', '-c', moved, 'install.sh', '--no-service']);
 }
 
-test('install.sh keeps the versions of an upgrade that root’s unit has not finished', async () => {
-  const [directory, root] = [temporaryFolder('packages'), temporaryFolder('root')];
-  const file = `farhand-agent-9.0.0-linux-${process.arch}.tar.gz`;
-  const program = join(directory, file.replace('.tar.gz', ''));
-  mkdirSync(join(program, 'bin'), { recursive: true });
-  writeFileSync(join(program, 'bin/farhand-agent'), '#!/bin/sh\n', { mode: 0o755 });
-  execFileSync('tar', ['-czf', join(directory, file), '-C', directory, basename(program)]);
+/** Makes a package whose program does nothing, and starts a broker that serves it. Returns the URL of the broker. */
+async function serveAgent(): Promise<string> {
+  const directory = temporaryFolder('packages');
+  const folder = `farhand-agent-9.0.0-linux-${process.arch}`;
+  const file = `${folder}.tar.gz`;
+  mkdirSync(join(directory, folder, 'bin'), { recursive: true });
+  writeFileSync(join(directory, folder, 'bin/farhand-agent'), '#!/bin/sh\n', { mode: 0o755 });
+  execFileSync('tar', ['-czf', join(directory, file), '-C', directory, folder]);
   const sum = createHash('sha256')
     .update(readFileSync(join(directory, file)))
     .digest('hex');
   writeFileSync(join(directory, 'SHA256SUMS'), `${sum}  ${file}\n`);
-  const { url } = await startFarhand({ flags: ['--packages', directory] });
+  return (await startFarhand({ flags: ['--packages', directory] })).url;
+}
+
+test('install.sh keeps the versions of an upgrade that root’s unit has not finished', async () => {
+  const [url, root] = [await serveAgent(), temporaryFolder('root')];
   const place = join(root, 'opt/farhand-agent');
   const state = join(root, 'var/lib/farhand-agent-upgrade/state.json');
   for (const one of ['old', 'new']) mkdirSync(join(place, one), { recursive: true });
@@ -131,4 +136,14 @@ test('install.sh keeps the versions of an upgrade that root’s unit has not fin
   rmSync(state);
   expect(await installBelow(root, url)).toMatchObject({ code: 0 });
   expect(versions()).toEqual(['current']);
+});
+
+test('install.sh changes nothing while it runs already', async () => {
+  const [url, root] = [await serveAgent(), temporaryFolder('root')];
+  const place = join(root, 'opt/farhand-agent');
+  mkdirSync(place, { recursive: true });
+  const locked = await installBelow(root, url, 'flock', place);
+  expect(locked).toMatchObject({ code: 1, stderr: expect.stringContaining('running already') });
+  expect(readdirSync(place)).toEqual([]);
+  expect(await installBelow(root, url)).toMatchObject({ code: 0 });
 });
