@@ -2,7 +2,7 @@
 // several brokers can use the database only if all of them were started with --peer-listen.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
-import { after, sleep } from '../../shared/clock.ts';
+import { after, endsWithin, sleep } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Row, Value, Writer } from './database-interface.ts';
@@ -225,10 +225,13 @@ export class PostgresSession implements Writer {
     const client = this.#client;
     this.#client = undefined;
     if (!client) return;
-    const deleted = client.query('DELETE FROM writers WHERE id = $1', [this.#writerId]).catch(() => {});
+    const left = client.query('DELETE FROM writers WHERE id = $1', [this.#writerId]).then(() => client.end());
     // A server that is frozen must not delay the stop. If the row remains, a broker deletes it later.
-    await Promise.race([deleted, sleep(deletionMs)]);
-    await client.end().catch(() => {});
+    await endsWithin(
+      deletionMs,
+      left.catch(() => {}),
+    );
+    client.connection.stream.destroy();
   }
 
   /**

@@ -34,7 +34,9 @@ withPostgres('without an answer of the database', () => {
     await history.all('SELECT 1 AS one');
     proxy.holdAnswers();
     const hanging = expect(history.all('SELECT 2 AS two')).rejects.toThrow();
+    const began = performance.now();
     await close();
+    expect(performance.now() - began).toBeLessThan(8_000);
     await hanging;
   });
 
