@@ -710,6 +710,18 @@ test('a query that fails rejects without effect on others, and a closed history 
   await expect(history.read([one])).rejects.toThrow('history.db is closed');
 });
 
+test('a history that is closed waits for the list that is being read, and for no further ones', async () => {
+  const { history, file } = await createBench();
+  const sql =
+    'WITH RECURSIVE c(n) AS (VALUES(1) UNION ALL SELECT n + 1 FROM c WHERE n < 300000) SELECT count(*) FROM c';
+  const reads = Array.from({ length: 20 }, () => history.read([{ sql, values: [] }]));
+  const ends = Promise.allSettled(reads);
+  await reads[0];
+  await history.close();
+  expect((await ends).at(-1)?.status).toBe('rejected');
+  expect(existsSync(`${file}-wal`)).toBe(false);
+});
+
 test('totals of lists stay exact through inserts, changes of status, replaced rows and deletions', async () => {
   const system = await startWebhookSystem();
   const { client, history } = system;

@@ -28,14 +28,10 @@ export class HistoryReader {
     return waiting.promise;
   }
 
-  /** Waits until all queries are answered, then closes the connection to the database. */
+  /** Waits for the query that runs. Rejects all calls that wait, because their clients are gone by then. */
   async close(): Promise<void> {
     this.#closed = true;
-    const thread = this.#thread;
-    if (!thread) return;
-    const closed = new Promise((resolve) => thread.once('exit', resolve));
-    thread.postMessage('close');
-    await closed;
+    await this.#thread?.terminate();
   }
 
   #start(): Worker {

@@ -21,8 +21,4 @@ function answer(queries: readonly Query[]): Answer {
   }
 }
 
-parentPort?.on('message', (queries: readonly Query[] | 'close') => {
-  if (queries !== 'close') return parentPort?.postMessage(answer(queries));
-  database.close();
-  parentPort?.close();
-});
+parentPort?.on('message', (queries: readonly Query[]) => parentPort?.postMessage(answer(queries)));
