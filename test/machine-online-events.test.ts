@@ -13,7 +13,7 @@ test('a machine that goes offline while machine.online is being written still ge
   const emitted: string[] = [];
   const services = {
     presence,
-    state: { machines: new Map([['mach_a', {}]]) },
+    state: { machines: new Map([['mach_a', { id: 'mach_a' }]]) },
     machineFacts: { of: () => undefined },
     events: { emit: (_transaction: object, type: string) => emitted.push(type) },
     history: {

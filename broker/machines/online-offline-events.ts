@@ -8,7 +8,7 @@ import type { History } from '../history/history-database.ts';
 import { allOf, reachableOnly } from '../list-pages-and-filters.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
-import type { State } from '../state/index.ts';
+import type { Machine, State } from '../state/index.ts';
 
 const settleMs = 2_000;
 /** Milliseconds within which agents must reconnect after a start of the broker, or their machines count as offline. */
@@ -30,7 +30,7 @@ interface Services {
 
 /** Watches presence and records the events, until the returned function is called. */
 export async function recordMachineEvents(services: Services, log: Logger): Promise<() => void> {
-  const { state, history, events, presence, machineFacts, cluster } = services;
+  const { state, history, presence, cluster } = services;
   await history.migrate('announced', tables);
   const recorded = new Map<string, boolean>();
   const waiting = new Map<string, () => void>();
@@ -56,16 +56,9 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     const machine = state.machines.get(machineId);
     const online = presence.online(machineId);
     if (!machine || !history.owns(machineId) || (recorded.get(machineId) ?? false) === online) return;
-    const { last_seen, hostname, ip, agent_version } = machineFacts.of(machineId) ?? {};
-    const data = { last_seen: iso(last_seen), hostname, ip, agent_version };
     // Set before the write, so that a change during the write is compared with the event that is being written.
     recorded.set(machineId, online);
-    const written = history.write((transaction) => {
-      transaction.about(machineId);
-      transaction.put('announced', 'machine_id', { machine_id: machineId, online: Number(online) });
-      events.emit(transaction, online ? 'machine.online' : 'machine.offline', machine, data);
-    });
-    await written.catch((error: unknown) => {
+    await writeEvent(services, machine, online).catch((error: unknown) => {
       recorded.set(machineId, !online);
       throw error;
     });
@@ -92,4 +85,20 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     stopWatching();
     for (const cancel of waiting.values()) cancel();
   };
+}
+
+/** Writes the event, and the row by which a broker that starts later knows it. */
+function writeEvent(
+  { history, events, machineFacts }: Services,
+  machine: Machine,
+  online: boolean,
+): Promise<void> {
+  const { id } = machine;
+  const { last_seen, hostname, ip, agent_version } = machineFacts.of(id) ?? {};
+  const data = { last_seen: iso(last_seen), hostname, ip, agent_version };
+  return history.write((transaction) => {
+    transaction.about(id);
+    transaction.put('announced', 'machine_id', { machine_id: id, online: Number(online) });
+    events.emit(transaction, online ? 'machine.online' : 'machine.offline', machine, data);
+  });
 }
