@@ -1,14 +1,10 @@
 // Alerts, from a rule that is created over HTTP to the event of each step: every kind of rule, values at the limit, and
 // what ends an alert.
 import { expect, test } from 'vitest';
-import type { AlertRecords } from '../broker/alerts/alert-records.ts';
-import { Monitor } from '../broker/alerts/evaluate-rules.ts';
-import type { Windows } from '../broker/alerts/maintenance-windows.ts';
 import { type AlertMachine, type AlertSystem, looksInto, soon, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
 import { gate } from './commands-fixture.ts';
-import { fakeClock } from './fake-clock.ts';
-import { quiet, startFarhand } from './start-farhand.ts';
+import { startFarhand } from './start-farhand.ts';
 
 const minute = 60_000;
 
@@ -306,33 +302,6 @@ test('the certificate of the broker’s authority opens an alert before it expir
   await expect.poll(async () => (await alerts()).map(({ subject }) => subject)).toEqual(['authority']);
   await client.alertRules.remove({ rule_id });
   await expect.poll(async () => (await alerts())[0]?.reason).toBe('rule_removed');
-});
-
-test('certificates that cannot be read are read again every 5 seconds, once for each rule', async () => {
-  const clock = fakeClock(Date.now());
-  let reads = 0;
-  const certificates = async () => {
-    reads += 1;
-    throw new Error('the file is missing');
-  };
-  const rules = ['month', 'week', 'day'].map(
-    (id) => [id, { id, kind: 'certificate', enabled: true }] as const,
-  );
-  const none = { keys: new Map(), machines: new Map(), schedules: new Map(), maintenance_windows: new Map() };
-  const watch = () => () => {};
-  const state = { ...none, alert_rules: new Map(rules), watch };
-  const services = { state, certificates, ...{ presence: { watch }, machineFacts: { watch } } };
-  const all = { ...services, scheduleRuns: { watch } } as unknown as ConstructorParameters<typeof Monitor>[0];
-  const records = { unresolved: async () => [] } as unknown as AlertRecords;
-  const monitor = new Monitor(all, records, {} as Windows, quiet);
-  await monitor.start();
-  await clock.advance(4_000);
-  expect(reads).toBe(3);
-  for (const tries of [2, 3, 4, 5]) {
-    await clock.advance(5_000);
-    expect(reads).toBe(3 * tries);
-  }
-  monitor.stop();
 });
 
 /** Starts a system with an open alert: the CPU usage of its machine is above the value of a rule. */

@@ -15,16 +15,18 @@
 //
 // test/postgres/alerts-of-several-brokers.test.ts tests the alerts of several brokers.
 import { KeyObject, webcrypto } from 'node:crypto';
-import { renameSync, writeFileSync } from 'node:fs';
+import { renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import 'reflect-metadata';
 import { X509CertificateGenerator } from '@peculiar/x509';
 import { expect, test } from 'vitest';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { version } from '../../shared/version.ts';
 import { type AlertMachine, machineOf, notifiedSteps, recordedSteps } from '../alerts-fixture.ts';
+import { leapingClock } from '../commands-fixture.ts';
 import { type KillableBroker, prepareBroker } from '../killable-broker.ts';
-import { temporaryFolder } from '../start-farhand.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { startReceiver } from '../webhook-receivers.ts';
 
@@ -265,3 +267,22 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   const { items } = await client.alerts.list({ limit: 100 });
   expect(items.map(({ status }) => status)).toEqual(Array(rules.length + 2).fill('resolved'));
 }, 240_000);
+
+test('rules about a certificate that cannot be read are evaluated again every 5 s, once each time', async () => {
+  const clock = leapingClock();
+  const folder = temporaryFolder('certificate');
+  await writeCertificate(folder, 60 * day);
+  const flags = ['--tls-cert', join(folder, 'cert'), '--tls-key', join(folder, 'key')];
+  const { dataDir, log } = await startFarhand({ flags });
+  await withBroker({ dataDir, url: undefined, apiKey: undefined }, async ({ alertRules }) => {
+    for (const name of ['soon', 'very soon']) await alertRules.create({ name, kind: 'certificate' });
+  });
+  rmSync(join(folder, 'cert'));
+  const failures = () => log.filter((line) => line.includes('alert rules could not be evaluated')).length;
+  clock.leap(hour);
+  for (let round = 1; round <= 10; round += 1) {
+    await expect.poll(failures, { interval: 5 }).toBeGreaterThanOrEqual(round);
+    clock.leap(5_000);
+  }
+  expect(failures()).toBeLessThanOrEqual(11);
+});
