@@ -1,23 +1,20 @@
 // Stores in the database that a link between this broker and a machine has ended.
 import { nextTurn } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { LeaseConnection } from '../history/postgres-lease-and-notify-connection.ts';
-import { unlinking } from './cluster-tables.ts';
+import type { History } from '../history/history-database.ts';
+import { arrayOf, unlinking } from './cluster-tables.ts';
 
 export class EndsOfLinks {
-  readonly #connection: LeaseConnection;
+  readonly #history: History;
   readonly #brokerId: string;
-  /** Notifies the other brokers, which then read the owners and links of machines again. */
-  readonly #notify: () => Promise<void>;
   readonly #log: Logger;
   /** Ids of ended links, by machine id. An entry stays here until the database has recorded the end of the link. */
   readonly #ended = new Map<string, string>();
   #isPlanned = false;
 
-  constructor(connection: LeaseConnection, brokerId: string, notify: () => Promise<void>, log: Logger) {
-    this.#connection = connection;
+  constructor(history: History, brokerId: string, log: Logger) {
+    this.#history = history;
     this.#brokerId = brokerId;
-    this.#notify = notify;
     this.#log = log;
   }
 
@@ -33,11 +30,12 @@ export class EndsOfLinks {
     this.#isPlanned = false;
     if (this.#ended.size === 0) return;
     const ended = new Map(this.#ended);
-    await this.#connection
-      .query(unlinking, [this.#brokerId, [...ended.keys()], [...ended.values()]])
+    const values = [this.#brokerId, arrayOf([...ended.keys()]), arrayOf([...ended.values()])];
+    // Like in Cluster.take(), owners are changed under the lock of commits.
+    await this.#history
+      .write((transaction) => transaction.run(unlinking, ...values))
       .then(() => {
         for (const [id, link] of ended) if (this.#ended.get(id) === link) this.#ended.delete(id);
-        return this.#notify();
       })
       .catch((err: unknown) =>
         this.#log.debug(

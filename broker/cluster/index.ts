@@ -79,7 +79,7 @@ export class Cluster implements Owners {
     this.#lease = new Lease(connection, options);
     this.#owners = new OwnersAsLastRead(connection, options);
     this.claims = new Claims(connection, brokerId);
-    this.#endsOfLinks = new EndsOfLinks(connection, brokerId, () => this.#notify(), log);
+    this.#endsOfLinks = new EndsOfLinks(history, brokerId, log);
     this.#log = log;
     this.#connection = connection;
     this.#state = state;
