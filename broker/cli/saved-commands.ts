@@ -107,13 +107,16 @@ function addRun(saved: Command): void {
     const found = await Promise.all(names.map((one) => findMachine(client, one)));
     const machine_ids = tags === undefined ? found : undefined;
     const limits = { timeout, concurrency, queue_for: options.queueFor, max_failures: options.maxFailures };
-    const batch = await client.batches.runSaved({
+    const { followBatch } = await import('./exec/many-machines.ts');
+    const asked = client.batches.runSaved({
       ...{ saved_command_id: await findSavedCommand(client, text), wait: 0 },
       ...definedFields({ machine_ids, tags, parameters, ...limits }),
     });
-    if (detach) return print(output, batch, () => [batch.id]);
-    const { followBatch } = await import('./exec/many-machines.ts');
-    process.exitCode = await followBatch(client, batch, output === 'json', batch.results.length === 1);
+    if (!detach) process.exitCode = await followBatch(client, asked, output === 'json', true);
+    else {
+      const batch = await asked;
+      await print(output, batch, () => [batch.id]);
+    }
   });
 }
 

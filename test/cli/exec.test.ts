@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { createLine } from '../cli-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { takeFirst } from '../take-first.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { waitFor } from '../wait-for.ts';
 
@@ -138,6 +139,23 @@ describe('farhand exec on one machine', () => {
       stubborn.child.kill('SIGTERM');
       expect(stubborn.child.exitCode).toBe(143);
     });
+  });
+
+  test('cancels a command, or a batch, whose answer has not arrived yet on Ctrl-C', async () => {
+    const { system, agent, farhand } = await startScene();
+    const more = await system.agent({ name: 'web-2' });
+    for (const machines of [[agent.machineId], [agent.machineId, more.machineId]]) {
+      // The answer takes longer than the start of the command.
+      const proxy = await startProxy(new URL(system.url).host, { delayMs: 1_500 });
+      const env = { FARHAND_URL: `http://${proxy.address}` };
+      const events = await system.client.events.stream({ types: 'command.started' });
+      const running = farhand.start('exec', [...machines, '--', 'sleep 600'], { env });
+      await takeFirst(1, events);
+      running.child.kill('SIGINT');
+      expect((await running.ended).code).toBe(130);
+      const { items } = await system.client.commands.list({ limit: machines.length });
+      expect(new Set(items.map(({ status }) => status))).toEqual(new Set(['cancelled']));
+    }
   });
 
   test('continues at the same byte after its connection broke', async () => {

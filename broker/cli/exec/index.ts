@@ -69,16 +69,18 @@ async function runOnOne(
   const input = !detach && (interactive || hasInput());
   if (input) assertInput();
   const machine_id = await findMachine(client, machine);
-  const command = await client.commands.async({ machine_id, ...params, ...(input && { input }) });
-  const command_id = command.id;
+  const asked = client.commands.async({ machine_id, ...params, ...(input && { input }) });
   if (detach) {
-    await print(output, command, () => [command_id]);
+    const command = await asked;
+    await print(output, command, () => [command.id]);
     return 0;
   }
   const over = new AbortController();
   const silence = reportMachine(client, machine_id, machine);
-  const stop = one.cancelOnSignals(() => client.commands.cancel({ command_id }));
+  // A signal may come before the answer, when the command runs already. It is then cancelled once its id is known.
+  const stop = one.cancelOnSignals(async () => client.commands.cancel({ command_id: (await asked).id }));
   try {
+    const command_id = (await asked).id;
     const sent = input ? sendInput(client, command_id, over.signal) : undefined;
     const listener = { ...(output === 'json' ? one.jsonLines(command_id) : one.plain), heard: silence.heard };
     const readLater = `farhand commands output ${command_id} --follow`;

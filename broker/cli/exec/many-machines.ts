@@ -42,30 +42,34 @@ export async function runOnMany(
     hint('farhand: standard input is not sent to several machines; add -i to send it');
   const machine_ids = tags ? undefined : await Promise.all(machines.map((text) => findMachine(client, text)));
   const more = definedFields({ machine_ids, tags, concurrency, max_failures, stdin });
-  const batch = await client.batches.create({ ...params, ...more, wait: 0 });
-  if (!detach) return followBatch(client, batch, output === 'json');
+  const asked = client.batches.create({ ...params, ...more, wait: 0 });
+  if (!detach) return followBatch(client, asked, output === 'json');
+  const batch = await asked;
   await print(output, batch, () => [batch.id]);
   return 0;
 }
 
 /**
  * Prints the output of all machines until the batch ends. Cancels the batch on Ctrl-C. Returns the exit code: 0 if the
- * command succeeded on all machines. `plain`: prints output without the name of the machine.
+ * command succeeded on all machines. `isSaved`: prints the output of a single machine without its name.
  */
 export async function followBatch(
   client: Farhand,
-  { id: batch_id, results }: Batch,
+  asked: Promise<Batch>,
   json: boolean,
-  plain = false,
+  isSaved = false,
 ): Promise<number> {
-  const ids = results.map(({ machine_id }) => machine_id);
-  const nameOf = await machineNames(client, ids);
-  const members: Member[] = results.map(({ id, machine_id }) => ({
-    command_id: id,
-    name: nameOf(machine_id),
-  }));
-  const stop = one.cancelOnSignals(() => client.batches.cancel({ batch_id }));
+  // A signal may come before the answer, when the batch runs already. It is then cancelled once its id is known.
+  const stop = one.cancelOnSignals(async () => client.batches.cancel({ batch_id: (await asked).id }));
   try {
+    const { id: batch_id, results } = await asked;
+    const plain = isSaved && results.length === 1;
+    const ids = results.map(({ machine_id }) => machine_id);
+    const nameOf = await machineNames(client, ids);
+    const members: Member[] = results.map(({ id, machine_id }) => ({
+      command_id: id,
+      name: nameOf(machine_id),
+    }));
     const seeLater = `farhand batches get ${batch_id}`;
     const connection = reportConnection(`batch ${batch_id} goes on (${seeLater})`);
     const next = `do not send it again: ${seeLater} prints its results`;
