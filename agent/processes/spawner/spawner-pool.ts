@@ -275,7 +275,9 @@ class SpawnerProcess {
     try {
       const tree = new Tree({ marks: [this.#mark] });
       // The other children of the spawner are in the tree too. They are running commands, with marks of their own.
-      const forked = (await tree.members()).filter(({ pid, mark }) => mark === this.#mark && pid !== this.pid);
+      const forked = (await tree.members()).filter(
+        ({ pid, mark }) => mark === this.#mark && pid !== this.pid,
+      );
       // Any process of the list belongs to this request, if the request is still the pending one after the scan.
       if (this.#pending === pending) tree.signal(forked, 'SIGKILL');
     } catch (err) {
