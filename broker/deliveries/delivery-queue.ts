@@ -200,7 +200,8 @@ export class DeliveryQueue<R extends Receiver> {
         if (!(await this.#readAhead(queue))) return;
         continue;
       }
-      const wait = next.dueAt - this.#parts.store.now();
+      // A first attempt is always due: another broker, whose clock may be ahead, may have written its due time.
+      const wait = next.tries === 0 ? 0 : next.dueAt - this.#parts.store.now();
       if (wait > 0) {
         queue.ready = [];
         queue.cancelTimer();

@@ -3,7 +3,7 @@
 import { expect, test } from 'vitest';
 import { soon as times } from '../alerts-fixture.ts';
 import { shared } from '../close-after-tests.ts';
-import { soon } from '../commands-fixture.ts';
+import { leapingClock, soon } from '../commands-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { type Receiver, startReceiver } from '../webhook-receivers.ts';
@@ -54,6 +54,22 @@ withPostgres('of two brokers', () => {
     await second.agent({ name: 'b' });
     await expect.poll(() => new Set(idsOf(receiver)).size, { timeout: 30_000 }).toBe(2);
   }, 90_000);
+
+  test('the events of a broker whose clock was an hour ahead at its start are sent at once by the other one', async () => {
+    const clock = leapingClock();
+    const url = await (await server()).createDatabase();
+    const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0', '--webhook-allow', '127.0.0.0/8'];
+    const one = await startFarhand({ flags });
+    const receiver = await startReceiver();
+    await one.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+    await one.agent({ name: 'a' });
+    await soon(() => receiver.got.length).toBe(1);
+    clock.set(Date.now() + 3_600_000);
+    const two = await startFarhand({ flags, dataDir: copyOf(one.dataDir) });
+    clock.set(Date.now());
+    await two.agent({ name: 'b' });
+    await expect.poll(() => receiver.got.length, { timeout: 8_000 }).toBe(2);
+  }, 60_000);
 
   test('a rule about keys opens one alert and sends one notification, also after its broker is gone', async () => {
     const { one, two } = await start();
