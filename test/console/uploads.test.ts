@@ -46,6 +46,38 @@ browserTest('a thousand files in folders arrive byte for byte', async () => {
   expect(window.faults).toEqual([]);
 });
 
+browserTest(
+  'a dropped folder goes to where it was dropped, although another folder is open once it is read',
+  async () => {
+    const [source, folder] = [join(temporaryFolder('source'), 'tree'), temporaryFolder('files')];
+    mkdirSync(source);
+    mkdirSync(join(folder, 'other'));
+    writeFileSync(join(source, 'a'), 'x');
+    writeFileSync(join(folder, 'other/there'), '');
+    const window = await newFolderPage(folder);
+    const { page, faults } = window;
+    await page.evaluate(`(() => {
+    const { prototype } = DataTransferItem;
+    const { webkitGetAsEntry } = prototype;
+    const opened = new Promise((resolve) => { globalThis.goOn = resolve; });
+    prototype.webkitGetAsEntry = function () {
+      const entry = webkitGetAsEntry.call(this);
+      const reader = entry.createReader();
+      const readEntries = (...given) => opened.then(() => reader.readEntries(...given));
+      entry.createReader = () => ({ readEntries });
+      return entry;
+    };
+  })()`);
+    await drop(window, source);
+    await page.getByRole('button', { name: 'other', exact: true }).click();
+    await page.getByRole('button', { name: 'there', exact: true }).waitFor();
+    await page.evaluate('goOn()');
+    await page.getByText('1 uploaded').waitFor();
+    expect([...contentOf(folder).keys()].sort()).toEqual(['/other/there', '/tree/a']);
+    expect(faults).toEqual([]);
+  },
+);
+
 browserTest('progress is exact to 2 %, and cancelling leaves nothing on the machine', async () => {
   const [source, folder] = [join(temporaryFolder('source'), 'large'), temporaryFolder('files')];
   const bytes = 2 * 1024 ** 3;

@@ -276,14 +276,15 @@ interface DropZoneProps {
 function DropZone({ machine, listing, children }: DropZoneProps) {
   const [over, setOver] = useState(false);
   const [reading, setReading] = useState(false);
-  const [dropped, setDropped] = useState<readonly Chosen[] | undefined>(undefined);
+  /** The dropped files and the folder onto which they were dropped. Another folder may be open once they are read. */
+  const [dropped, setDropped] = useState<Pick<SendingProps, 'listing' | 'files'> | undefined>(undefined);
   const drop = async (event: DragEvent): Promise<void> => {
     event.preventDefault();
     setOver(false);
     const items = event.dataTransfer?.items;
     if (!items) return;
     setReading(true);
-    await attempt(async () => setDropped(await droppedFiles(items)));
+    await attempt(async () => setDropped({ listing, files: await droppedFiles(items) }));
     setReading(false);
   };
   if (!may('files:write')) return <div class="drop-zone">{children}</div>;
@@ -304,9 +305,7 @@ function DropZone({ machine, listing, children }: DropZoneProps) {
       {reading && <Placeholder rows={1} />}
       {children}
       {over && <p class="drop-hint">Drop files and folders to upload them here</p>}
-      {dropped && (
-        <Sending machine={machine} listing={listing} files={dropped} close={() => setDropped(undefined)} />
-      )}
+      {dropped && <Sending machine={machine} {...dropped} close={() => setDropped(undefined)} />}
     </div>
   );
 }
