@@ -1,5 +1,5 @@
 // The console's file browser: uploads, names that look like markup, and a file that two people edit.
-import { chmodSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { temporaryFolder } from '../start-farhand.ts';
@@ -45,6 +45,20 @@ browserTest('names of files are text, whatever they contain', async () => {
   await page.getByRole('button', { name: '<img src=x onerror=alert(1)>', exact: true }).click();
   await page.getByRole('button', { name: '"><script>alert(2)<', exact: true }).waitFor();
   expect(await page.locator('main img, main script').count()).toBe(0);
+  expect(faults).toEqual([]);
+});
+
+browserTest('a copied file keeps a name that is not UTF-8', async () => {
+  const folder = temporaryFolder('files');
+  mkdirSync(join(folder, 'there'));
+  const name = Buffer.from([0x61, 0xff]);
+  writeFileSync(Buffer.concat([Buffer.from(`${folder}/`), name]), 'x');
+  const { page, faults } = await newFolderPage(folder);
+  await page.getByRole('button', { name: /^Copy or move a/ }).click();
+  await page.getByLabel('Folder there').fill(join(folder, 'there'));
+  await page.getByRole('button', { name: 'Copy', exact: true }).last().click();
+  await page.getByText('1 entries copied').waitFor();
+  expect(readdirSync(join(folder, 'there'), { encoding: 'buffer' })).toEqual([name]);
   expect(faults).toEqual([]);
 });
 

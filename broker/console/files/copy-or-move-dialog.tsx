@@ -7,7 +7,7 @@ import { FormDialog } from '../parts/form-draft-and-dialog.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
-import { type FileEntry, hasContent, joined, pathOf } from './paths.ts';
+import { destinationIn, type FileEntry, hasContent, joined, nameToRead, pathOf } from './paths.ts';
 
 const ways = [
   ['copy', 'Copy'],
@@ -21,6 +21,7 @@ interface Transfer {
   to: string;
   entry: FileEntry;
   destination: string;
+  destination_encoding?: 'base64';
   overwrite: boolean;
 }
 
@@ -58,8 +59,8 @@ export function TransferEntries({ machine, folder, entries, close, reload }: Tra
     try {
       for (const [index, entry] of entries.entries()) {
         setDone(index);
-        const destination = single && !path.endsWith('/') ? path : joined(path, entry.name);
-        await transfer({ way, from: machine, to, entry, destination, overwrite }, stop.current.signal);
+        const there = single && !path.endsWith('/') ? { destination: path } : destinationIn(path, entry);
+        await transfer({ way, from: machine, to, entry, ...there, overwrite }, stop.current.signal);
       }
     } finally {
       setDone(undefined);
@@ -104,7 +105,7 @@ export function TransferEntries({ machine, folder, entries, close, reload }: Tra
 function Progress({ done, entries }: { done: number; entries: readonly FileEntry[] }) {
   return (
     <p class="muted" role="status">
-      {done + 1} of {entries.length}: {entries[done]?.name}
+      {done + 1} of {entries.length}: {entries[done] && nameToRead(entries[done])}
     </p>
   );
 }

@@ -24,6 +24,13 @@ interface WirePath {
 export const pathOf = ({ path, name_encoding }: FileEntry): WirePath =>
   name_encoding === undefined ? { path } : { path, path_encoding: name_encoding };
 
+/** Returns the path that an entry gets in a folder, as requests to copy and move contain it. */
+export function destinationIn(folder: string, { name, name_encoding }: FileEntry) {
+  if (name_encoding === undefined) return { destination: joined(folder, name) };
+  const before = String.fromCharCode(...new TextEncoder().encode(joined(folder, '')));
+  return { destination: btoa(before + atob(name)), destination_encoding: name_encoding };
+}
+
 /** Returns a name as text. Bytes that are not UTF-8 become replacement characters. */
 export function nameToRead({ name, name_encoding }: Pick<FileEntry, 'name' | 'name_encoding'>): string {
   if (name_encoding === undefined) return name;
