@@ -117,3 +117,20 @@ browserTest(
     expect(faults).toEqual([]);
   },
 );
+
+browserTest('a timeout or limit that is no whole number is refused, and nothing is saved', async () => {
+  const system = await startWithConsole();
+  const { page, open } = await newLogin(system);
+  await open('/saved-commands/new');
+  await page.getByRole('textbox', { name: 'Name' }).fill('wait');
+  await page.getByLabel('Program and arguments').fill('sleep {{n}}');
+  await page.getByLabel('Type').selectOption('integer');
+  await page.getByLabel('Timeout in seconds').fill('10m');
+  await page.keyboard.press('Control+Enter');
+  await page.getByRole('alert').getByText('The timeout must be a whole number').waitFor();
+  await page.getByLabel('Timeout in seconds').fill('600');
+  await page.getByLabel('Largest').fill('1,000');
+  await page.keyboard.press('Control+Enter');
+  await page.getByRole('alert').getByText('The largest n must be a whole number').waitFor();
+  expect((await system.client.savedCommands.list()).total).toBe(0);
+});

@@ -1,7 +1,7 @@
 // The form of a saved command. Each {{name}} in its line gets fields for the parameter of that name.
 import { client } from '../api-client.ts';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
-import { type Editing, editing, useDraft } from '../parts/form-draft-and-dialog.tsx';
+import { type Editing, editing, numberOf, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { go, to } from '../router.ts';
 import { secondMs } from '../timers.ts';
 import { argvOf, argvText } from './argv-text.ts';
@@ -85,8 +85,8 @@ function parameterOf(name: string, draft: ParameterDraft) {
     ...(byDefault ? { default: byDefault } : { required: !optional }),
     ...(type === 'enum' && { values: values.split('\n').filter((one) => one !== '') }),
     ...(isText && pattern && { pattern }),
-    ...(isNumber && min && { min: Number(min) }),
-    ...(isNumber && max && { max: Number(max) }),
+    ...(isNumber && min && { min: numberOf(min, `The smallest ${name}`) }),
+    ...(isNumber && max && { max: numberOf(max, `The largest ${name}`) }),
   };
 }
 
@@ -97,6 +97,7 @@ async function save(
   saved: SavedCommand | undefined,
 ): Promise<string> {
   const { name, description, line, user, cwd, timeout, parameters } = draft;
+  const seconds = numberOf(timeout, 'The timeout');
   const input = {
     name,
     argv: argvOf(line),
@@ -104,7 +105,7 @@ async function save(
     description: description || null,
     user: user || null,
     cwd: cwd || null,
-    timeout: timeout ? Number(timeout) * secondMs : null,
+    timeout: seconds === undefined ? null : seconds * secondMs,
   };
   const { id } = saved
     ? await client.savedCommands.update({ saved_command_id: saved.id, ...input })

@@ -14,7 +14,7 @@ import { tagsOf } from '../machines/machine-restriction.tsx';
 import { clearSelection, selected, selectOnly } from '../machines/selected-machines.ts';
 import { TargetFields, type Targets } from '../machines/target-fields.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
-import { type Editing, useDraft } from '../parts/form-draft-and-dialog.tsx';
+import { type Editing, numberOf, useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { Page } from '../parts/page.tsx';
 import { go, place, to } from '../router.ts';
 import { dayMs, secondMs } from '../timers.ts';
@@ -30,13 +30,6 @@ interface Options {
   stdin: string;
   /** True if the input stays open, so that the user can write further lines on the command's page. */
   input: boolean;
-}
-
-/** Returns the number in a field; undefined if the field is empty. Throws if the text is not a whole number. */
-function numberOf(text: string, name: string): number | undefined {
-  if (text === '') return undefined;
-  if (!/^\d+$/.test(text)) throw new Error(`${name} must be a whole number`);
-  return Number(text);
 }
 
 /** Starts the command on the machines. Resolves with the URL of the page about the command or batch. */
