@@ -170,3 +170,19 @@ browserTest(
     expect(faults).toEqual([]);
   },
 );
+
+browserTest('Ctrl Enter sends no rule without a threshold, as the button does not', async () => {
+  const system = await startWithConsole();
+  const { page, open } = await newLogin(system);
+  await open('/alerts/rules');
+  await page.getByRole('button', { name: 'New rule' }).click();
+  await page.getByRole('textbox', { name: 'Name' }).fill('cpu');
+  await page.getByLabel('Open an alert when').selectOption('cpu');
+  await page.getByLabel(/^Above/).fill('');
+  await page.keyboard.press('Control+Enter');
+  await page.getByLabel(/^Above/).fill('95');
+  await page.keyboard.press('Control+Enter');
+  await page.getByText('CPU over 95 %').waitFor();
+  const { items } = await system.client.alertRules.list();
+  expect(items.map(({ above }) => above)).toEqual([95]);
+});

@@ -180,7 +180,7 @@ export function Form({ submit, run, children, cancel, disabled = false }: FormPr
         send();
       }}
       onKeyDown={(event) => {
-        if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) send();
+        if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) event.currentTarget.requestSubmit();
       }}
     >
       {children}
