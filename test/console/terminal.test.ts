@@ -83,6 +83,30 @@ browserTest(
   },
 );
 
+browserTest('a terminal that opens late does not replace the page to which the user has gone', async () => {
+  const { system, machine } = await oneMachine();
+  const { page, faults, open } = await newLogin(system);
+  await open(`/machines/${machine}/terminals`);
+  const left = Promise.withResolvers<void>();
+  await page.route('**/api/v1/sessions', async (route) => {
+    if (route.request().method() === 'POST') await left.promise;
+    await route.continue();
+  });
+  await page.getByRole('button', { name: /^(Open a|New) terminal$/ }).click();
+  await page.getByRole('link', { name: 'Run', exact: true }).first().click();
+  await page.getByRole('textbox', { name: 'Command' }).fill('halt');
+  const opened = page.waitForResponse(
+    (response) => response.url().endsWith('/sessions') && response.request().method() === 'POST',
+  );
+  left.resolve();
+  await (await opened).finished();
+  // The page has used the answer, and has drawn what follows from it.
+  await page.evaluate(`fetch('/console/').then((response) => response.text())
+    .then(() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn))))`);
+  expect(await page.getByRole('textbox', { name: 'Command' }).inputValue()).toBe('halt');
+  expect(faults).toEqual([]);
+});
+
 browserTest('Ctrl C stops a program that writes faster than the page draws', async () => {
   const { system, machine } = await oneMachine();
   const { page, faults, open } = await newLogin(system);

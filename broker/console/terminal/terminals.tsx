@@ -1,5 +1,5 @@
 // The terminals of a machine: its sessions as tabs, and the emulator of the open one.
-import { useEffect } from 'preact/hooks';
+import { useEffect, useRef } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { relativeText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
@@ -36,10 +36,18 @@ export function Terminals({ machine, item, status }: TerminalsProps) {
     [machine, item],
     ({ type, data }) => type.startsWith('session.') && data.machine_id === machine,
   );
+  const left = useRef(false);
+  useEffect(
+    () => () => {
+      left.current = true;
+    },
+    [],
+  );
   const { busy, click: open } = useClick(() =>
     attempt(async () => {
       const { session_id } = await client.sessions.create({ machine_id: machine, grace_period: graceMs });
-      go(to('/machines', machine, 'terminals', session_id));
+      // On another page, the terminal would take the focus, and what the user types there would go to the shell.
+      if (!left.current) go(to('/machines', machine, 'terminals', session_id));
     }),
   );
   const first = sessions.data?.find((session) => session.status !== 'DISCONNECTED')?.session_id;
