@@ -1,6 +1,7 @@
 // Lists: the rows of several pages after a change, and filters that are in the address.
 import type { Page } from 'playwright-core';
 import { expect } from 'vitest';
+import { joinScripted } from '../scripted-agent.ts';
 import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';
 
 const numbers = Array.from({ length: 60 }, (_, n) => String(n).padStart(2, '0'));
@@ -129,3 +130,30 @@ browserTest('the audit log is filtered by key and machine', async () => {
   await page.getByText('Nothing that matches is recorded').waitFor();
   expect(faults).toEqual([]);
 });
+
+browserTest(
+  'a list appears although each load of it takes longer than the time between two events',
+  async () => {
+    const system = await startWithConsole();
+    const { machineId: machine_id } = await joinScripted(system, 'web-1');
+    const { page, open, faults } = await newLogin(system);
+    const row = page.getByRole('row', { name: /make it/ }).first();
+    await page.route('**/api/v1/commands?**', async (route) => {
+      const response = await route.fetch({ headers: { authorization: `Bearer ${system.key}` } });
+      setTimeout(() => void route.fulfill({ response }).catch(() => {}), 2_500);
+    });
+    await open('/commands');
+    let isThere = false;
+    const seen = row.waitFor().finally(() => {
+      isThere = true;
+    });
+    while (!isThere) {
+      const { id } = await system.client.commands.create({
+        ...{ machine_id, command: 'make it', queue_for: 60_000, wait: 0 },
+      });
+      await system.client.commands.cancel({ command_id: id });
+    }
+    await seen;
+    expect(faults).toEqual([]);
+  },
+);

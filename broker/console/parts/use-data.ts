@@ -64,11 +64,26 @@ export function useData<T>(
   const [round, setRound] = useState(0);
   const reload = useCallback(() => setRound((before) => before + 1), []);
   const replace = useCallback((data: T) => setState({ data, error: undefined }), []);
+  const loading = useRef(false);
+  /** True if an event has arrived during a load. The next load waits for its end, because loads may be slow. */
+  const again = useRef(false);
+  const afterEvent = useCallback(() => {
+    if (loading.current) again.current = true;
+    else reload();
+  }, []);
   useEffect(() => {
     const stop = new AbortController();
+    loading.current = true;
+    again.current = false;
+    const end = (next: (before: typeof state) => typeof state): void => {
+      if (stop.signal.aborted) return;
+      loading.current = false;
+      setState(next);
+      if (again.current) reload();
+    };
     load(stop.signal).then(
-      (data) => !stop.signal.aborted && setState({ data, error: undefined }),
-      (error: unknown) => !stop.signal.aborted && setState(({ data }) => ({ data, error })),
+      (data) => end(() => ({ data, error: undefined })),
+      (error: unknown) => end(({ data }) => ({ data, error })),
     );
     return () => stop.abort();
   }, [...inputs, round]);
@@ -79,7 +94,11 @@ export function useData<T>(
   }, [error]);
   useTopic(topic);
   useEvents(
-    reload,
+    afterEvent,
+    // A load that was begun before an interruption may never end.
+    () => {
+      loading.current = false;
+    },
     topic
       ? ({ commands, batch }) => (topic === 'commands' ? commands : batch) !== undefined
       : when && (({ event }) => event !== undefined && when(event)),
@@ -91,13 +110,23 @@ export function useData<T>(
  * Calls `run` after updates for which `when` is true, and after an interruption of the live updates, but at most once a
  * second.
  */
-function useEvents(run: () => void, when: ((update: Update) => boolean) | null | undefined): void {
+function useEvents(
+  run: () => void,
+  interrupted: () => void,
+  when: ((update: Update) => boolean) | null | undefined,
+): void {
   const wanted = useRef(when);
   wanted.current = when;
   useEffect(() => {
     if (wanted.current === null) return undefined;
     const rest = soon(restMs, run);
-    const stop = listen((update) => wanted.current?.(update) && rest(), rest);
+    const stop = listen(
+      (update) => wanted.current?.(update) && rest(),
+      () => {
+        interrupted();
+        rest();
+      },
+    );
     return () => {
       stop();
       rest.cancel();
