@@ -82,10 +82,11 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
 let openedBefore = false;
 
 function opened(): void {
+  const isLate = openedBefore || lost.peek();
   stream.value = 'open';
-  // After an interruption, the page loads all data again, because it has missed changes. At the first connection, its
-  // data is still new.
-  if (openedBefore) {
+  // After an interruption, the page loads all data again, because it has missed changes. If the first attempt opens the
+  // first connection, the data is still new.
+  if (isLate) {
     void identifyAgain();
     for (const { returned } of [...listeners]) returned();
   }
