@@ -7,9 +7,9 @@ import { AppError } from '../shared/errors.ts';
 import type { History } from './history/history-database.ts';
 import type { State } from './state/index.ts';
 
+/** The name of a copy starts with this. mkdtemp() adds six characters. */
 const prefix = '.backup-';
-/** The names of copies. Earlier versions made them in `backup`. */
-const copyName = /^(backup|\.backup-\w{6})$/;
+const copyName = /^\.backup-\w{6}$/;
 
 export type Backups = Awaited<ReturnType<typeof createBackups>>;
 
