@@ -211,9 +211,8 @@ test('a revoked key with many open and waiting reads frees all their places', as
   );
   for (let n = 0; n < 4; n += 1) stall(agent, await agent.next('call'));
   await arrived();
-  const [{ id: key_id = '' } = {}] = (await system.client.keys.list()).items.filter(
-    ({ name }) => name === 'limited',
-  );
+  const { items } = await system.client.keys.list();
+  const key_id = items.find(({ name }) => name === 'limited')?.id ?? '';
   await system.client.keys.remove({ key_id });
   expect((await Promise.all(reads)).map(({ status }) => status)).toEqual(Array(12).fill(401));
   const next = read('next');

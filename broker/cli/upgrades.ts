@@ -6,7 +6,7 @@ import type { Command } from 'commander';
 import { sleep } from '../../shared/clock.ts';
 import { definedFields } from '../../shared/defined-fields.ts';
 import { isErrno, StartError, UsageError } from '../../shared/errors.ts';
-import type { Farhand } from '../../shared/sdk/index.ts';
+import { type Farhand, FarhandError } from '../../shared/sdk/index.ts';
 import { atPath } from '../../shared/system-error-messages.ts';
 import { verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
@@ -156,6 +156,7 @@ async function followUpgrade(client: Farhand, upgrade: Upgrade): Promise<Upgrade
     code = as;
     stopping.abort();
   });
+  const goesOn = `the upgrade goes on; farhand upgrades get ${upgrade_id} prints it, farhand upgrades cancel ${upgrade_id} cancels it`;
   let line = '';
   try {
     for (let now = upgrade; ; now = await client.upgrades.get({ upgrade_id })) {
@@ -165,11 +166,12 @@ async function followUpgrade(client: Farhand, upgrade: Upgrade): Promise<Upgrade
       line = next;
       if (now.finished_at !== null) return now;
       await sleep(pollMs, stopping.signal);
-      if (stopping.signal.aborted) {
-        const advice = `farhand upgrades get ${upgrade_id} prints it, farhand upgrades cancel ${upgrade_id} cancels it`;
-        throw new Exit(code, `the upgrade goes on; ${advice}`);
-      }
+      if (stopping.signal.aborted) throw new Exit(code, goesOn);
     }
+  } catch (error) {
+    throw error instanceof FarhandError
+      ? new Exit(1, `${error.message}; ${goesOn}`, { cause: error })
+      : error;
   } finally {
     if (isTTY) writeNow('stderr', '\n');
     forget();

@@ -158,6 +158,14 @@ describe('farhand exec on one machine', () => {
     }
   });
 
+  test('ends the input of the command if standard input cannot be read', async () => {
+    const { farhand } = await startScene();
+    const through = ['sh', '-c', 'exec "$@" < /proc/self/mem', 'sh'];
+    const { code, out, err } = await farhand('exec', ['web-1', '--', 'cat; echo over'], { through });
+    expect([code, out]).toEqual([0, 'over\n']);
+    expect(err).toContain('standard input could not be read');
+  });
+
   test('continues at the same byte after its connection broke', async () => {
     const { proxy, running, go } = await startThroughProxy();
     proxy.cut();

@@ -464,6 +464,15 @@ describe('farhand files, in edge cases', () => {
     expect(readFileSync(join(there, 'file'), 'utf8')).toBe('kept');
   });
 
+  test('writes through a link to a device or pipe, and does not replace the link', async () => {
+    const { farhand, there, here } = await startScene();
+    writeFileSync(join(there, 'file'), 'content');
+    const output = join(here, 'output');
+    symlinkSync('/proc/self/fd/1', output);
+    const { out } = await farhand('files get', [`web-1:${there}/file`, output]);
+    expect([out, readlinkSync(output)]).toEqual(['content', '/proc/self/fd/1']);
+  });
+
   test('reads no more of its input after Ctrl-C', async () => {
     const { farhand, there } = await startScene();
     // /dev/zero never ends.
@@ -668,5 +677,20 @@ describe('a hostile machine', () => {
     running.child.kill('SIGINT');
     expect((await running.ended).code).toBe(130);
     expect([readdirSync(folder), readFileSync(join(folder, 'kept'), 'utf8')]).toEqual([['kept'], 'kept']);
+  });
+
+  test('a download to a pipe without a reader ends on Ctrl-C', async () => {
+    const pipe = join(temporaryFolder('pipe'), 'pipe');
+    spawnSync('mkfifo', [pipe]);
+    const asked = Promise.withResolvers<void>();
+    const { start } = await startHostileBroker((response) => {
+      response.writeHead(200, { 'Content-Length': 1_000_000 }).write(Buffer.alloc(1000));
+      asked.resolve();
+    }, 'file');
+    const running = start('files get', [`${id}:/x`, pipe]);
+    await asked.promise;
+    running.child.kill('SIGINT');
+    await running.ended;
+    expect(running.child.signalCode).toBe('SIGINT');
   });
 });

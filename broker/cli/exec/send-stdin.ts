@@ -3,6 +3,8 @@ import { fstatSync, statSync } from 'node:fs';
 import { isatty } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
+import { reasonOf } from '../../../shared/system-error-messages.ts';
+import { hint } from '../print.ts';
 
 /** True if standard input should be sent, because it is open and is neither a terminal nor /dev/null. */
 export function hasInput(): boolean {
@@ -34,8 +36,11 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
         await send(bytes.subarray(at, at + pieceBytes), false);
     }
     await send(Buffer.alloc(0), true);
-  } catch {
-    // Errors are ignored here: either the command no longer reads its input, or the command's result shows the reason.
+  } catch (error) {
+    // Errors of the request are ignored here: either the command no longer reads its input, or its result has the reason.
+    if (over.aborted || error instanceof FarhandError) return;
+    hint(`farhand: standard input could not be read (${reasonOf(error)}); its end was sent to the command`);
+    await send(Buffer.alloc(0), true).catch(() => undefined);
   } finally {
     over.removeEventListener('abort', leave);
     leave();

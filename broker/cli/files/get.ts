@@ -44,7 +44,7 @@ async function get(
   overwrite: boolean,
   signal: AbortSignal,
 ): Promise<void> {
-  const { type, mode, size } = await client.files.stat(source);
+  const { type, mode, size } = await client.files.stat(source, { signal });
   const isDirectory = type === 'directory';
   const archive = isDirectory ? ({ archive: 'tar' } as const) : {};
   const { body } = await client.files.download({ ...source, ...archive }, { signal });
@@ -85,12 +85,13 @@ async function writeWhole(
   mode: number,
   overwrite: boolean,
 ): Promise<void> {
-  const existing = await lstat(target).catch(() => undefined);
+  const existing = await stat(target).catch(() => undefined);
   if (existing?.isDirectory()) throw new StartError(`${target} is a directory; choose the name of a file`, 1);
   if (target.endsWith('/'))
     throw new StartError(`${target} does not exist; create this directory, or leave out the slash`, 1);
-  // A device or pipe, such as /dev/null, cannot be replaced, so it is written directly.
-  if (existing && !existing.isFile() && !existing.isSymbolicLink()) return writeChunks(target, bytes, 'w');
+  // A device or pipe, such as /dev/null, cannot be replaced, so it is written directly. The target may be a link to it,
+  // such as /dev/stdout.
+  if (existing && !existing.isFile()) return writeChunks(target, bytes, 'w');
   // The temporary name does not contain the target's name: a longer name could exceed the limit of the file system.
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);
   try {

@@ -1,5 +1,6 @@
 // The verbs of farhand files: list, read, transfer, move and find files on machines.
 import type { Command } from 'commander';
+import { after } from '../../../shared/clock.ts';
 import { definedFields } from '../../../shared/defined-fields.ts';
 import { StartError, UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
@@ -156,11 +157,24 @@ function addTransfers(files: Command): void {
   });
 }
 
+/**
+ * Milliseconds after a signal within which a transfer must end. Without this limit, a pipe without a reader or writer
+ * could keep the program from ending.
+ */
+const mostCleanupMs = 3_000;
+
 /** Runs a transfer that Ctrl-C can end. Waits until its partial files are removed. */
 async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const leaving = new AbortController();
   // Signals are handled until the cleanup is done, so that a second Ctrl-C does not leave a partial file.
-  const forget = onStop((code) => leaving.abort(new Interrupted(code)));
+  const forget = onStop((code) => {
+    leaving.abort(new Interrupted(code));
+    after(mostCleanupMs, () => {
+      forget();
+      // process.exit() would wait for the pipe.
+      process.kill(process.pid, code - 128);
+    });
+  });
   try {
     return await transfer(leaving.signal);
   } catch (error) {

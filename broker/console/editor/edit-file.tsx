@@ -86,15 +86,52 @@ function takeUnsaved({ machine, path }: EditorProps): EditorProps | undefined {
   return kept;
 }
 
+/** Creates the editor in `element`. `onChange` is called after each change, `onSave` when the user saves by a key. */
+function useCodeEditor(
+  { path, text }: Pick<EditorProps, 'path' | 'text'>,
+  onChange: () => void,
+  onSave: () => void,
+) {
+  const element = useRef<HTMLDivElement>(null);
+  const editor = useRef<CodeEditor | undefined>(undefined);
+  useEffect(() => {
+    let left = false;
+    const open = async (): Promise<void> => {
+      const { createEditor } = await import('./code-editor.ts');
+      if (left || !element.current) return;
+      const opened = await createEditor({
+        element: element.current,
+        name: baseOf(path),
+        text,
+        readOnly: !may('files:write'),
+        onChange,
+        onSave,
+      });
+      if (left) return opened.close();
+      editor.current = opened;
+      opened.focus();
+    };
+    open().catch(sayError);
+    return () => {
+      left = true;
+      editor.current?.close();
+    };
+  }, []);
+  return { element, editor };
+}
+
 /** The text in the editor, whether it is saved, and the version that another person has saved meanwhile. */
 function useEditing(given: EditorProps) {
   const [kept] = useState(() => takeUnsaved(given));
   const { machine, path, text, etag } = kept ?? given;
-  const element = useRef<HTMLDivElement>(null);
-  const editor = useRef<CodeEditor | undefined>(undefined);
   const known = useRef(etag);
   const [changed, setChanged] = useState(kept !== undefined);
   const [theirs, setTheirs] = useState<Version | undefined>(undefined);
+  const { element, editor } = useCodeEditor(
+    { path, text },
+    () => setChanged(true),
+    () => void save(),
+  );
   const saveNow = async (): Promise<void> => {
     const saved = editor.current?.text() ?? '';
     try {
@@ -111,29 +148,6 @@ function useEditing(given: EditorProps) {
   const saving = useRef(Promise.resolve());
   /** Saves the text after the saves before, because each save needs the ETag of the version before. */
   const save = (): Promise<void> => (saving.current = saving.current.then(saveNow));
-  useEffect(() => {
-    let left = false;
-    const open = async (): Promise<void> => {
-      const { createEditor } = await import('./code-editor.ts');
-      if (left || !element.current) return;
-      const opened = await createEditor({
-        element: element.current,
-        name: baseOf(path),
-        text,
-        readOnly: !may('files:write'),
-        onChange: () => setChanged(true),
-        onSave: () => void save(),
-      });
-      if (left) return opened.close();
-      editor.current = opened;
-      opened.focus();
-    };
-    open().catch(sayError);
-    return () => {
-      left = true;
-      editor.current?.close();
-    };
-  }, []);
   const replace = (version: Version): void => {
     editor.current?.replace(version.text ?? '');
     known.current = version.etag;
