@@ -4,7 +4,7 @@ import { createServer, type ServerResponse } from 'node:http';
 import { join } from 'node:path';
 import { afterEach, expect, test, vi } from 'vitest';
 import { withSocket } from '../broker/cli/call-or-start-local-broker.ts';
-import { transportOf } from '../broker/cli/connect-to-broker.ts';
+import { createTransport } from '../broker/cli/pinned-transport.ts';
 import { atEnd } from './close-after-tests.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
 import { temporaryFolder } from './start-farhand.ts';
@@ -21,7 +21,7 @@ test('an answer and its next byte may take longer than the 300 s that fetch wait
   const url = `http://127.0.0.1:${await listenOnLoopback(server)}`;
   atEnd(() => server.closeAllConnections());
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
-  const { options, close } = await transportOf({});
+  const { options, close } = createTransport({});
   const asked = once(server, 'request');
   const answer = options.fetch(url);
   const response = (await asked)[1] as ServerResponse;

@@ -32,6 +32,7 @@ export function addCommands(program: Command): void {
   routeVerb(commands, 'output', 'commands', 'output', {
     about: 'print the output of a command',
     examples: ['--follow', '--offset 1048576'],
+    isSlow: true,
     flags: {
       '--stream <stdout|stderr>': 'output to print (default: stdout)',
       '--offset <number>': 'skip this number of bytes at the beginning of the output',

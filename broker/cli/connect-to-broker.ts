@@ -19,6 +19,8 @@ export interface Where extends Trust {
   apiKey: string | undefined;
   /** True if a new or empty directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
+  /** True if the broker may send no byte for minutes, for example during a copy. */
+  isSlow?: boolean | undefined;
 }
 
 /**
@@ -90,14 +92,14 @@ export async function withUrl<T>(
   assertEncrypted(place);
   const transport = await transportOf(place);
   try {
-    return await use(createClient({ baseUrl: url, apiKey, ...transport.options }));
+    return await use(createClient({ baseUrl: url, apiKey, ...transport?.options }));
   } catch (error) {
     if (!(error instanceof FarhandError) || error.code !== 'no_answer') throw error;
     const advice = adviceOn(place, causeOf(error.cause) ?? '', pinIt);
     if (!advice) throw error;
     throw new StartError(`${error.message}; ${advice}`, 1, { cause: error });
   } finally {
-    await transport.close();
+    await transport?.close();
   }
 }
 
@@ -110,9 +112,14 @@ function adviceOn({ url, pin, ca }: Where & { url: string }, why: string, pinIt:
   return `if the broker made its own certificate, ${pinIt}; farhand whoami --data-dir DIR on the broker’s machine prints the pin`;
 }
 
-/** Returns the transport, which verifies a pinned key or a private CA. */
-export const transportOf = async (trust: Trust) =>
-  (await import('./pinned-transport.ts')).createTransport(trust);
+/**
+ * Returns the transport that verifies a pinned key or a private CA, or waits longer than fetch; undefined if plain fetch
+ * suffices. Loading the transport takes some 40 ms.
+ */
+export const transportOf = async (place: Where) =>
+  place.pin || place.ca || place.isSlow
+    ? (await import('./pinned-transport.ts')).createTransport(place)
+    : undefined;
 
 /** Creates a client. Throws StartError for a key or URL that the SDK refuses. */
 export function createClient(options: FarhandOptions): Farhand {

@@ -28,6 +28,8 @@ export interface VerbSpec<F extends Flags = Flags> {
   interactive?: boolean;
   /** True if a new directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
+  /** True if the broker may send no byte for minutes, for example during a copy. */
+  isSlow?: boolean;
 }
 
 export interface Common {
@@ -71,7 +73,8 @@ export function verb<const W extends string, const F extends Flags = Record<neve
 ): Command {
   return localVerb<W, F>(parent, words, spec, (...args) => {
     // Commander passes the options as the last argument.
-    const place = { ...where(args.at(-1) as Common), mayCreate: spec.mayCreate };
+    const { mayCreate, isSlow } = spec;
+    const place = { ...where(args.at(-1) as Common), mayCreate, isSlow };
     return withBroker(place, (client) => act(client, ...args));
   });
 }

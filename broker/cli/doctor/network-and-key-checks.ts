@@ -18,7 +18,7 @@ export async function examineBroker(place: Where): Promise<Finding[]> {
   if (!url || !URL.canParse(url)) return [fail('broker', noUrl, 'run farhand login URL, or set FARHAND_URL')];
   const transport = await transportOf(place);
   try {
-    const reached = await reachUrl(url, transport.options.fetch);
+    const reached = await reachUrl(url, transport?.options.fetch ?? fetch);
     if (reached.some(({ state }) => state === 'fail')) return reached;
     if (!apiKey)
       return [
@@ -38,10 +38,10 @@ export async function examineBroker(place: Where): Promise<Finding[]> {
     } catch (error) {
       return [...reached, fail('network', reason(error), 'use the https URL of the broker')];
     }
-    const options = { baseUrl: url, apiKey, retries: 0, ...transport.options };
+    const options = { baseUrl: url, apiKey, retries: 0, ...transport?.options };
     return [...reached, ...(await examineWithKey(options))];
   } finally {
-    await transport.close();
+    await transport?.close();
   }
 }
 

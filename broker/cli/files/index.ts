@@ -131,18 +131,21 @@ function addTransfers(files: Command): void {
     usage: '[options] LOCAL... MACHINE:PATH',
     examples: ['farhand files put site web-1:/srv/', 'tar c . | farhand files put - web-1:/tmp/all.tar'],
     flags: { '--mode <mode>': 'permissions that every sent file gets, such as 0644', ...parents },
+    isSlow: true,
   } as const;
   verb(files, 'put <paths...>', puts, put);
   const gets = {
     about: 'fetch files or directories; - is standard output',
     usage: '[options] MACHINE:PATH... LOCAL',
     examples: ['farhand files get web-1:/etc/hosts .', 'farhand files get web-1:/etc/nginx - > nginx.tar'],
+    isSlow: true,
   };
   verb(files, 'get <paths...>', gets, get);
   const copies = {
     about: 'copy a file or directory to or from a machine, between machines, or on one machine',
     examples: ['farhand files cp web-1:/srv/site web-2:/srv/'],
     flags: overwrite,
+    isSlow: true,
   } as const;
   verb(files, 'cp <from> <to>', copies, async (client, from, to, { overwrite = false, ...options }) => {
     if (!isRemote(from) && !isRemote(to))
@@ -220,6 +223,7 @@ function addChanges(files: Command): void {
     about: 'move or rename a file or directory on one machine',
     examples: ['farhand files mv web-1:/a web-1:/b'],
     flags: overwrite,
+    isSlow: true,
   } as const;
   verb(files, 'mv <from> <to>', moves, async (client, from, to, { overwrite = false, output }) => {
     const [source, target] = [await resolve(client, from), await resolve(client, to)];
@@ -233,6 +237,7 @@ function addChanges(files: Command): void {
     about: 'delete files and directories; a symlink is deleted, not its target',
     examples: ['farhand files rm -r --yes web-1:/srv/old'],
     flags: { '-r, --recursive': 'delete directories with their content', '--yes': 'do not ask' },
+    isSlow: true,
   } as const;
   verb(files, 'rm <paths...>', removes, async (client, texts, { recursive = false, yes, output }) => {
     const paths = await Promise.all(texts.map((text) => resolve(client, text)));
