@@ -160,7 +160,8 @@ describe('farhand exec on one machine', () => {
 
   test('ends the input of the command if standard input cannot be read', async () => {
     const { farhand } = await startScene();
-    const through = ['sh', '-c', 'exec "$@" < /proc/self/mem', 'sh'];
+    // A file that is open only for writing.
+    const through = ['sh', '-c', 'exec "$@" 0> written', 'sh'];
     const { code, out, err } = await farhand('exec', ['web-1', '--', 'cat; echo over'], { through });
     expect([code, out]).toEqual([0, 'over\n']);
     expect(err).toContain('standard input could not be read');
@@ -286,7 +287,7 @@ test('farhand exec loads few modules before its first request: no schemas, no se
   const { code, err } = await farhand('exec', ['web-1', '--', 'true'], { env });
   const loaded = [...err.matchAll(/^loads file:\/\/(.*)$/gm)].map(([, file = '']) => statSync(file).size);
   expect([code, loaded.length > 3]).toEqual([0, true]);
-  expect(loaded.reduce((sum, bytes) => sum + bytes, 0)).toBeLessThan(165_000);
+  expect(loaded.reduce((sum, bytes) => sum + bytes, 0)).toBeLessThan(168_000);
 });
 
 /**

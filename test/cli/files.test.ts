@@ -17,6 +17,7 @@ import {
   utimesSync,
   writeFileSync,
 } from 'node:fs';
+import { readFile } from 'node:fs/promises';
 import { createServer, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
@@ -467,10 +468,14 @@ describe('farhand files, in edge cases', () => {
   test('writes through a link to a device or pipe, and does not replace the link', async () => {
     const { farhand, there, here } = await startScene();
     writeFileSync(join(there, 'file'), 'content');
-    const output = join(here, 'output');
-    symlinkSync('/proc/self/fd/1', output);
-    const { out } = await farhand('files get', [`web-1:${there}/file`, output]);
-    expect([out, readlinkSync(output)]).toEqual(['content', '/proc/self/fd/1']);
+    const [pipe, output] = [join(here, 'pipe'), join(here, 'output')];
+    spawnSync('mkfifo', [pipe]);
+    symlinkSync(pipe, output);
+    const [read] = await Promise.all([
+      readFile(pipe, 'utf8'),
+      farhand.json('files get', [`web-1:${there}/file`, output]),
+    ]);
+    expect([read, readlinkSync(output)]).toEqual(['content', pipe]);
   });
 
   test('reads no more of its input after Ctrl-C', async () => {
