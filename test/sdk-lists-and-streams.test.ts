@@ -128,6 +128,17 @@ test('items created or removed between two pages cause no other item to be repea
   expect(new Set(names).size).toBe(names.length);
 });
 
+test('an item without an id is not repeated when it moves to the next page', async () => {
+  const { client, agent } = await startFarhand();
+  const { machineId: machine_id } = await agent({ tags: 'b,c,d' });
+  const seen: string[] = [];
+  for await (const { name } of client.tags.list({ limit: 2 })) {
+    seen.push(name);
+    if (name === 'c') await client.machines.update({ machine_id, tags: ['a', 'b', 'c', 'd'] });
+  }
+  expect(seen).toEqual(['b', 'c', 'd']);
+});
+
 // ---- Events
 
 test('events are parsed by the standard: any line end, split anywhere, comments, data in several lines', async () => {

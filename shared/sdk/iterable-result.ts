@@ -46,10 +46,11 @@ export async function* allItems(
       continue;
     }
     for (const item of items) {
-      const id = propertyOf(item, 'id');
+      // Items such as tags have no id.
+      const id = propertyOf(item, 'id') ?? JSON.stringify(item);
       // A new item moves the items after it towards the end of the list. So an item of the previous page may be on this
       // page too.
-      if (id !== undefined && seen.has(id)) continue;
+      if (seen.has(id)) continue;
       seen.add(id);
       if (seen.size > remembered) seen.delete(seen.values().next().value);
       yield item;
