@@ -71,8 +71,8 @@ const errnos: Readonly<Partial<Record<Code, readonly string[]>>> = {
   file_busy: ['EBUSY', 'ETXTBSY'],
   conflict: ['ESTALE'],
   not_supported: ['EXDEV', 'EOPNOTSUPP', 'ENOTSUP'],
-  // EUCLEAN means that the file system found damage in its own data.
-  io_error: ['EIO', 'EUCLEAN'],
+  // EUCLEAN means that the file system found damage in its own data, ENOTCONN that its program (FUSE) has ended.
+  io_error: ['EIO', 'EUCLEAN', 'ENOTCONN'],
   unavailable: ['EMFILE', 'ENFILE'],
 };
 const codeOfErrno = new Map(

@@ -2,10 +2,14 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
+  accessSync,
   chmodSync,
+  closeSync,
+  constants,
   existsSync,
   mkdirSync,
   mkdtempSync,
+  openSync,
   readdirSync,
   readlinkSync,
   rmSync,
@@ -59,9 +63,22 @@ export class Disk {
     this.mount('-t', 'tmpfs', '-o', `size=${size}`, 'tmpfs', at);
   }
 
+  /** Mounts a FUSE file system whose program has ended, as a killed sshfs leaves it: every access is ENOTCONN. */
+  mountDead(at: string): void {
+    const fuse = openSync('/dev/fuse', 'r+');
+    const options = 'fd=3,rootmode=40000,user_id=0,group_id=0';
+    this.mountWith([fuse], '-i', '-t', 'fuse', '-o', options, 'dead', at);
+    closeSync(fuse);
+  }
+
   /** Runs mount(8) with these arguments. The last one is the mount point. */
   mount(...args: string[]): void {
-    execFileSync('mount', args, { stdio: 'ignore' });
+    this.mountWith([], ...args);
+  }
+
+  /** Runs mount(8) with open files, which get the numbers from 3. */
+  mountWith(open: number[], ...args: string[]): void {
+    execFileSync('mount', args, { stdio: ['ignore', 'ignore', 'ignore', ...open] });
     this.#mounts.push(args.at(-1) ?? '');
   }
 
@@ -141,6 +158,7 @@ function mountable(): boolean {
 
 export const isRoot = process.geteuid?.() === 0;
 export const mayMount = isRoot && mountable();
+export const hasFuse = mayMount && tries(() => accessSync('/dev/fuse', constants.W_OK));
 
 export const call = (signal: AbortSignal = new AbortController().signal): AgentCall => ({
   signal,

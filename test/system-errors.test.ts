@@ -17,6 +17,7 @@ describe('a system error', () => {
     ['ESTALE', 116, 'conflict', 409],
     ['EUCLEAN', 117, 'io_error', 500],
     ['EIO', 5, 'io_error', 500],
+    ['ENOTCONN', 107, 'io_error', 500],
   ])('%s (%i) of a machine’s disk is %s %i', (name, errno, code, status) => {
     const error = fromErrno(systemError(errno), '/data');
     expect([error.code, error.status, error.details]).toEqual([code, status, { path: '/data', errno: name }]);

@@ -1,6 +1,7 @@
 // Lists one directory: first its subdirectories, then its other entries, both in bytewise order of the names. All names
 // are read first. The stats of the entries are read only as fast as the caller takes them.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
+import { errnoOf } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lookAt, type Named, namesIn } from './confine/confined-fs.ts';
 import { type Bytes, bytes } from './confine/parse-request-path.ts';
@@ -30,10 +31,16 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
     yield { head: { path: bytes(path), total } };
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();
-    const look = async (name: Bytes): Promise<FileEntry | undefined> => {
-      const stats = await lookAt(child(directory.at, name));
+    const look = async (key: Bytes): Promise<FileEntry | undefined> => {
+      const name = key.slice(1);
       const place = { directory: directory.at, name, path: prefix + name };
-      return stats && describeName(reading, place, stats, known);
+      try {
+        const stats = await lookAt(child(directory.at, name));
+        return stats && (await describeName(reading, place, stats, known));
+      } catch (error) {
+        if (errnoOf(error) === undefined) throw error;
+        return unknownEntry(place, key.startsWith('/'));
+      }
     };
     for (let at = 0; at < names.length; at += batchSize) {
       const found = await Promise.all(names.slice(at, at + batchSize).map(look));
@@ -45,7 +52,16 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   }
 };
 
-/** Returns the sorted names of the requested page, and the total number of names. */
+/**
+ * Describes an entry whose stats cannot be read, such as the mount point of a file server that is lost, or that belongs
+ * to another user. As in `ls`, such an entry does not hide the others.
+ */
+const unknownEntry = ({ name, path }: { name: Bytes; path: Bytes }, directory: boolean): FileEntry => ({
+  ...{ name: bytes(name), path: bytes(path), size: 0, mode: 0, owner: '?', group: '?', modified_at_ms: 0 },
+  type: directory ? 'FILE_TYPE_DIRECTORY' : 'FILE_TYPE_FILE',
+});
+
+/** Returns the sorted names of the requested page, with the prefix of their kind, and the total number of names. */
 async function namesOf(
   confinement: Confinement,
   directory: Confined,
@@ -67,10 +83,5 @@ async function namesOf(
     // Frees memory: only the first `end` names are needed.
     if (names.length > 2 * end + batchSize) names = first();
   }
-  return {
-    names: first()
-      .slice(offset)
-      .map((key) => key.slice(1)),
-    total,
-  };
+  return { names: first().slice(offset), total };
 }

@@ -34,6 +34,9 @@ export const watchQuota = (names = 300_000): Quota =>
     'too many files are watched on this machine; watch a smaller directory or end other watches',
   );
 
+/** Errors of a file system whose server or program has ended. */
+const lost = ['EIO', 'ENOTCONN', 'ESTALE'];
+
 type Kind = 'file' | 'directory';
 
 interface Folder {
@@ -277,7 +280,7 @@ class Watch implements Disposable {
       return folder;
     } catch (error) {
       this.#drop(path);
-      if (path !== '' && isErrno(error, 'EACCES', 'ENOENT')) return undefined;
+      if (path !== '' && isErrno(error, 'EACCES', 'ENOENT', ...lost)) return undefined;
       throw error;
     }
   }
@@ -321,7 +324,7 @@ class Watch implements Disposable {
       }
       return pinned;
     } catch (error) {
-      return ignoring('ENOENT', 'ENOTDIR', 'ELOOP', 'EACCES')(error);
+      return ignoring('ENOENT', 'ENOTDIR', 'ELOOP', 'EACCES', ...lost)(error);
     }
   }
 

@@ -38,7 +38,17 @@ import type { WriteFileRequest__Output } from '../../proto/types/farhand/agent/v
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
 import { AppError } from '../../shared/errors.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { call, Disk, isRoot, mayMount, printed, refused, tree, tries } from '../file-operations-fixture.ts';
+import {
+  call,
+  Disk,
+  hasFuse,
+  isRoot,
+  mayMount,
+  printed,
+  refused,
+  tree,
+  tries,
+} from '../file-operations-fixture.ts';
 import { waitFor } from '../wait-for.ts';
 
 // ---- A disk of its own for each test
@@ -638,6 +648,16 @@ describe('listing', () => {
     expect(head.total).toBe(600);
     expect(names.length).toBe(599);
     expect(names).not.toContain('599');
+  });
+
+  test.skipIf(!hasFuse)('a mount whose program has ended hides no other entry (needs FUSE)', async () => {
+    mkdirSync(path('dead'));
+    writeFileSync(path('file'), '');
+    disk.mountDead(path('dead'));
+    const { head, names, entries } = await list(root);
+    expect([head.total, names]).toEqual([2, ['dead', 'file']]);
+    expect(entries[0]).toMatchObject({ type: 'FILE_TYPE_DIRECTORY', mode: 0, owner: '?', group: '?' });
+    await expectCode(list(path('dead')), 'io_error');
   });
 
   test('a signal ends a listing between two batches', async () => {

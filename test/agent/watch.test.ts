@@ -15,7 +15,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Files } from '../../agent/files/index.ts';
 import type { WatchFilesResponse } from '../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
-import { call, Disk, refused } from '../file-operations-fixture.ts';
+import { call, Disk, hasFuse, refused } from '../file-operations-fixture.ts';
 
 let disk: Disk;
 let files: Files;
@@ -242,6 +242,15 @@ describe('watchFiles', () => {
     await watching.until('ADDED file');
     expect(watching.received.filter((change) => !change.endsWith(' file'))).toEqual([]);
   });
+
+  test.skipIf(!hasFuse)(
+    'a mount below whose program has ended does not end the watch (needs FUSE)',
+    async () => {
+      mkdirSync(path('dead'));
+      disk.mountDead(path('dead'));
+      expect(await mark(await watch(disk.root))).toEqual([]);
+    },
+  );
 
   test('names that are not UTF-8 are reported by their bytes', async () => {
     const watching = await watch(disk.root);
