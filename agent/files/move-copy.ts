@@ -2,7 +2,7 @@
 import { createHash, randomUUID } from 'node:crypto';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
-import { assertPlace, type Placement, place } from './atomic/rename-into-place.ts';
+import { assertPlace, type Placement, place, placeOwn } from './atomic/rename-into-place.ts';
 import { PrivateDirectory } from './atomic/temporary-directory.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
@@ -146,7 +146,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
     // The source could not be removed, so the copy is removed again. A copy that has replaced another file stays.
     if (!to.found && (await identityAt(to.at)) === identity) {
       using copy = await fs.pin(to.at);
-      // As in publish(), a directory must be writable to be moved to another parent.
+      // As in placeOwn(), a directory must be writable to be moved to another parent.
       if (stats.isDirectory() && fs.identityOf(await copy.stat()) === identity)
         await fs.chmod(copy.at, 0o700);
       await fs.rename(to.at, arriving.content());
@@ -161,19 +161,13 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
 async function publish(transfer: Transfer, content: fs.Confined): Promise<string> {
   const { to, signal, destination } = transfer;
   await to.recheck(await fs.lookAt(to.at));
-  using pinned = await fs.pin(content);
-  const stats = await pinned.stat();
-  const mode = Number(stats.mode) & 0o7777;
-  // Even the owner of a directory needs write permission in that directory to move it to another parent.
-  const closed = stats.isDirectory() && (mode & 0o200) === 0;
-  if (closed) await fs.chmod(pinned.at, mode | 0o200);
+  const identity = fs.identityOf(await fs.lstat(content));
   signal.throwIfAborted();
-  await place(placing(transfer, content)).catch((error: unknown) => {
+  await placeOwn(placing(transfer, content)).catch((error: unknown) => {
     throw fromErrno(error, toText(destination.path));
   });
-  if (closed) await fs.chmod(pinned.at, mode);
   await fs.syncDirectory(to.directory);
-  return fs.identityOf(stats);
+  return identity;
 }
 
 /**

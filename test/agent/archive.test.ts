@@ -737,6 +737,32 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
+  test('a whole copy of a directory without write permission needs no root', async () => {
+    const tar = await tarOf({ name: './', type: 'directory', mode: 0o555 }, { name: 'a', content: 'x' });
+    for (const directory of [path('theirs'), disk.data]) {
+      mkdirSync(directory, { recursive: true });
+      chmodSync(directory, 0o777);
+    }
+    writeFileSync(path('tar'), tar);
+    rmSync(join(disk.data, 'temporary.journal'));
+    const opening = { whole: true, overwrite: false, create_parents: false };
+    const program = disk.program(
+      `const files = await createFiles({ roots: ['/'], home: '/', forbidden: [], directory: ${JSON.stringify(disk.data)},
+        log: createLogger('x', 'silent') });
+      const upload = async function* () {
+        yield { open: { path: Buffer.from(${JSON.stringify(path('theirs/copy'))}), ...${JSON.stringify(opening)} } };
+        yield { chunk: fs.readFileSync(${JSON.stringify(path('tar'))}) };
+        yield { commit: {} };
+      };
+      const answer = await files.writeArchive(upload(), { signal: new AbortController().signal }).catch((error) => error);
+      console.log(answer.code ?? 'done');`,
+      isRoot ? 65_534 : undefined,
+    );
+    await printed(program, 'done');
+    expect(statSync(path('theirs/copy')).mode & 0o7777).toBe(0o555);
+    expect(tree(path('theirs'))).toEqual(['copy', 'copy/a']);
+  });
+
   test.skipIf(!mayMount)(
     'a full disk is no_space and leaves no half-written file (needs mounts)',
     async () => {

@@ -5,7 +5,7 @@ import type { WriteArchiveCommit__Output } from '../../../proto/types/farhand/ag
 import type { WriteArchiveOpen__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
 import type { WriteArchiveResponse } from '../../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
 import { readTar } from '../../../shared/tar/index.ts';
-import { place } from '../atomic/rename-into-place.ts';
+import { placeOwn } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { fault, type Target } from '../confine/parse-request-path.ts';
@@ -65,7 +65,7 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
   await entry.recheck(present);
   await assertVacant(job, present);
   signal.throwIfAborted();
-  await place({ from, to: entry.at, directory: true, overwrite, path: entry.path });
+  await placeOwn({ from, to: entry.at, directory: true, overwrite, path: entry.path });
   return answer;
 }
 

@@ -29,6 +29,19 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   });
 }
 
+/**
+ * Places a file or directory that the agent has made. Even the owner of a directory needs write permission in that
+ * directory to move it to another parent, so a directory without it gets it for the rename.
+ */
+export async function placeOwn(placement: Placement): Promise<void> {
+  using made = await fs.pin(placement.from);
+  const mode = Number((await made.stat()).mode) & 0o7777;
+  const closed = placement.directory && (mode & 0o200) === 0;
+  if (closed) await fs.chmod(made.at, mode | 0o200);
+  await place(placement);
+  if (closed) await fs.chmod(made.at, mode);
+}
+
 /** Gives a file a second name. Fails with EEXIST if the name is taken, and cannot link directories. */
 async function linkAs(from: fs.Confined, to: fs.Confined, path: Bytes): Promise<void> {
   try {
