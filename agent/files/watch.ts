@@ -1,7 +1,7 @@
 // Watches a file, a directory, or a directory tree. A slow client may miss intermediate states of a file, but never its
 // final state.
 import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.ts';
-import { sleep } from '../../shared/clock.ts';
+import { every, sleep } from '../../shared/clock.ts';
 import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
 import { Wake } from '../../shared/wait-for-change.ts';
@@ -18,6 +18,8 @@ const mostWaiting = 10_000;
 const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
+/** Milliseconds between two checks of the watched path: the kernel reports no removal of a directory that is open. */
+const checkMs = 5_000;
 /**
  * Number of quota units that each watched directory takes for its kernel watch. Each known name in the directory takes
  * one more unit.
@@ -91,6 +93,9 @@ class Watch implements Disposable {
   readonly #only: Bytes | undefined;
   /** The requested directory, or the directory that contains the requested file. */
   readonly #start: fs.Confined;
+  /** Path of `#start` in the kernel, which changes if it, or a directory above it, is renamed or removed. */
+  #place: Bytes | undefined;
+  readonly #cancelChecks: () => void;
   readonly #quota: Quota;
   /** The watched directories, by their path relative to `#start`. */
   readonly #folders = new Map<Bytes, Folder>();
@@ -114,15 +119,18 @@ class Watch implements Disposable {
     this.#start = directory ?? entry.directory;
     this.#quota = watches;
     overflows.add(this.#overflow);
+    this.#cancelChecks = every(checkMs, () => void this.#gone().then((gone) => gone && this.#mark('', '.')));
   }
 
   [Symbol.dispose](): void {
     overflows.delete(this.#overflow);
+    this.#cancelChecks();
     this.#dropAll();
   }
 
   /** Yields an empty batch once all directories are watched. Then yields the changes. */
   async *batches(signal: AbortSignal): AsyncGenerator<FileChange[], void, void> {
+    this.#place = await fs.readlink(this.#start);
     const isProtected = await this.#boundary.protection();
     for await (const _ of this.#enter('', isProtected));
     yield [];
@@ -162,17 +170,15 @@ class Watch implements Disposable {
     return waiting;
   }
 
-  /** True once the watched directory has been renamed or removed. */
+  /** True once the watched directory, or that of the watched file, has been renamed or removed. */
   async #gone(): Promise<boolean> {
-    const { name, at, found } = this.#entry;
-    if (this.#only !== undefined || !found || name === '' || name === '.') return false;
-    const now = await fs.lookAt(at).catch(() => undefined);
-    return !now || fs.identityOf(now) !== fs.identityOf(found.stats);
+    return (await fs.readlink(this.#start).catch(() => undefined)) !== this.#place;
   }
 
   async *#changes(): AsyncGenerator<FileChange, void, void> {
     if (await this.#gone()) {
-      yield* this.#leave('', 'directory');
+      const file = this.#only === undefined ? undefined : this.#folders.get('')?.names;
+      for (const [name, kind] of file ?? [['', 'directory'] as const]) yield* this.#leave(name, kind);
       return;
     }
     const isProtected = await this.#boundary.protection();

@@ -15,7 +15,10 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Files } from '../../agent/files/index.ts';
 import type { WatchFilesResponse } from '../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
+import { nextTurn } from '../../shared/clock.ts';
+import { fakeClock } from '../fake-clock.ts';
 import { call, Disk, hasFuse, refused } from '../file-operations-fixture.ts';
+import { waitFor } from '../wait-for.ts';
 
 let disk: Disk;
 let files: Files;
@@ -266,6 +269,32 @@ describe('watchFiles', () => {
     expect(watching.received).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
     expect(existsSync(path('elsewhere/sub'))).toBe(true);
   });
+});
+
+test('a watch ends when its empty directory, or the directory of its file, is removed', async () => {
+  const clock = fakeClock(1_800_000_000_000);
+  for (const name of ['empty', 'dir', 'above/moved']) mkdirSync(path(name), { recursive: true });
+  for (const name of ['dir/file', 'above/moved/file']) writeFileSync(path(name), '');
+  const watching = await Promise.all(
+    ['empty', 'dir/file', 'above/moved/file'].map((name) => watch(path(name))),
+  );
+  const ended = Promise.all(
+    watching.map(async (one) => {
+      while (await one.next());
+    }),
+  ).then(() => true);
+  rmdirSync(path('empty'));
+  rmSync(path('dir'), { recursive: true });
+  renameSync(path('above'), path('elsewhere'));
+  await waitFor(async () => {
+    await clock.advance(1_000);
+    expect(await Promise.race([ended, nextTurn()])).toBe(true);
+  });
+  expect(watching.map(({ received }) => received)).toEqual([
+    ['REMOVED empty/'],
+    ['REMOVED dir/file'],
+    ['REMOVED above/moved/file'],
+  ]);
 });
 
 test('a flood of changes of two files while the agent is stalled is reported as an overflow', async () => {
