@@ -106,6 +106,30 @@ test('a machine that sends more or less than it announced cuts the answer', asyn
   }
 });
 
+test('a range of a log that grows between check and read is sent, unless a condition names its version', async () => {
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), mode: 0o644 };
+  const grown = { entry: { ...entry, size: 12 }, etag: '"2"', offset: 0, length: 4 };
+  for (const [headers, status] of [
+    [{}, 206],
+    [{ 'If-None-Match': '"0"' }, 206],
+    [{ 'If-Range': '"1"' }, 409],
+    [{ 'If-Match': '"1"' }, 409],
+  ] as const) {
+    const answer = fetch(`${system.url}/api/v1/machines/${agent.identity.machineId}/files/download?path=/a`, {
+      headers: { Authorization: `Bearer ${system.key}`, Range: 'bytes=0-3', ...headers },
+    });
+    const looked = await agent.nextCallOf('StatFile');
+    const response = agent.encode('StatFile', { entry: { ...entry, size: 10 }, etag: '"1"' });
+    agent.send({ reply: { call_id: looked.call_id, response } });
+    agent.answerWith(await agent.nextCallOf('ReadFile'), { head: grown }, { chunk: Buffer.from('0123') });
+    const { status: got, headers: sent } = await answer;
+    expect([headers, got]).toEqual([headers, status]);
+    if (status === 206) expect(sent.get('content-range')).toBe('bytes 0-3/12');
+  }
+});
+
 test('a download has the type, name, size and validators of its file, and HEAD has the same', async () => {
   const { system, folder, download } = await onMachine(startWithAgent());
   const path = join(folder, '日 "x"\n.ts');

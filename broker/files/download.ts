@@ -37,7 +37,11 @@ export async function download(
   if (conditions.every((one) => one === undefined)) return open(services, input, caller, 'whole');
   const version = await versionOf(services, input, caller);
   const selection = checkConditions(input, version, caller);
-  if (selection !== 'unchanged') return open(services, input, caller, selection, version);
+  // Only these conditions bind the download to the version that they were checked against. Without them, a range of a
+  // log that grows between the two calls is sent from the new version.
+  const binding = [if_match, if_unmodified_since, input.if_range].some((one) => one !== undefined);
+  if (selection !== 'unchanged')
+    return open(services, input, caller, selection, binding ? version : undefined);
   setValidators(caller, version.etag, version.modified_at_ms);
   return { status: 304, filename: '' };
 }
@@ -121,9 +125,7 @@ function isSame(condition: string | undefined, { etag, modified_at_ms }: Version
   return !condition.includes('"') && Date.parse(condition) === Math.floor(modified_at_ms / 1000) * 1000;
 }
 
-/**
- * Opens the selected part of a file. Throws conflict if the file changed after its conditions were checked.
- */
+/** Opens the selected part of a file. With `version`, throws conflict if the file is another version by now. */
 async function open(
   services: FileServices,
   input: DownloadInput,
