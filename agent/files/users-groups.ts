@@ -55,7 +55,11 @@ function namesIn(path: string): () => Promise<Names> {
   return async () => {
     const now = await stat(path, { bigint: true }).catch(() => undefined);
     const version = now ? `${now.ino} ${now.size} ${now.mtimeNs}` : '';
-    if (version !== seen) names = new Names(now ? await readFile(path, 'utf8').catch(() => '') : '');
+    if (version === seen) return names;
+    const text = now ? await readFile(path, 'utf8').catch(() => undefined) : '';
+    // If the file cannot be read now, for example without file descriptors, the next call tries again.
+    if (text === undefined) return names;
+    names = new Names(text);
     seen = version;
     return names;
   };

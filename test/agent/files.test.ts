@@ -752,6 +752,20 @@ describe('listing', () => {
   });
 });
 
+test('names of users that could not be read without file descriptors are read again', async () => {
+  const users = JSON.stringify(join(import.meta.dirname, '../../agent/files/users-groups.ts'));
+  const program = disk.program(`import { execFileSync } from 'node:child_process';
+    const { createUsers } = await import(${users});
+    const users = createUsers();
+    execFileSync('prlimit', ['--pid', process.pid, '--nofile=64:']);
+    const open = [];
+    try { for (;;) open.push(fs.openSync('/dev/null')); } catch {}
+    const before = (await users()).users.nameOf(0);
+    for (const fd of open) fs.closeSync(fd);
+    console.log([before, (await users()).users.nameOf(0)]);`);
+  await printed(program, "[ '0', 'root' ]");
+});
+
 // ---- Writing
 
 describe('writing', () => {
