@@ -240,17 +240,17 @@ export class CommandStore {
 
   /**
    * Returns the machine of a command. With several brokers, also returns the id of the data directory that has the
-   * command's output files.
+   * output files of an ended command. The owner of the machine answers requests about a command that has not ended.
    */
   async whereIs(id: string): Promise<{ machine: MachineId; directory?: string } | undefined> {
     const row = await this.history.get(
-      'SELECT machine_id, kept_bytes, output_directory FROM commands WHERE id = ?',
+      `SELECT machine_id, CASE WHEN ${ended} THEN output_directory END AS directory FROM commands WHERE id = ?`,
       id,
     );
     if (!row) return undefined;
     const machine = textIn(row, 'machine_id') as MachineId;
-    const hasFiles = this.#services.cluster && Number(row.kept_bytes) > 0 && row.output_directory !== null;
-    return { machine, ...(hasFiles && { directory: textIn(row, 'output_directory') }) };
+    const hasFiles = this.#services.cluster && row.directory !== null;
+    return { machine, ...(hasFiles && { directory: textIn(row, 'directory') }) };
   }
 
   async specOf(id: string, reader: RowReader = this.history): Promise<Spec | undefined> {

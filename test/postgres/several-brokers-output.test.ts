@@ -6,7 +6,8 @@ import { expect, test } from 'vitest';
 import type { History } from '../../broker/history/history-database.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
-import { soon } from '../commands-fixture.ts';
+import { nextCall, reporting, soon } from '../commands-fixture.ts';
+import { linkScripted, scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { copyOf, createServer, startTwo, withPostgres } from './postgres-fixture.ts';
@@ -146,4 +147,25 @@ withPostgres('output of a command that ended at another broker', () => {
     await histories[1]?.prune();
     expect(await query(`SELECT 1 FROM commands WHERE id = '${other}'`)).toEqual([]);
   }, 60_000);
+});
+
+withPostgres('output of a command whose machine has moved to another broker', () => {
+  test('is read from the present owner, although the former one had files of it', async () => {
+    const { one, two, query } = await startTwo(await server());
+    const agent = await scriptedMachine(one);
+    const { machineId: machine_id } = agent.identity;
+    const { id: command_id } = await one.client.commands.async({ machine_id, command: 'long' });
+    const { call_id } = await nextCall(agent, 'StartProcess');
+    const first = reporting(agent, call_id);
+    const bytes = 'x'.repeat(100_000);
+    first.stdout(0, bytes);
+    await soon(async () => (await one.client.commands.get({ command_id })).stdout_bytes).toBe(100_000);
+    first.started();
+    await soon(() => query('SELECT 1 FROM commands WHERE kept_bytes > 0')).toHaveLength(1);
+    const moved = await linkScripted(two.grpc, agent.identity);
+    const again = reporting(moved, (await nextCall(moved, 'FollowProcess')).call_id);
+    again.stdout(0, `${bytes}y`);
+    await soon(async () => (await two.client.commands.get({ command_id })).stdout_bytes).toBe(100_001);
+    await soon(async () => (await one.call('GET', `/commands/${command_id}/output`)).body).toBe(`${bytes}y`);
+  });
 });
