@@ -276,6 +276,9 @@ const ours =
 const longestMessage = 2_000;
 const longestDetails = 64 * 1024;
 
+/** Replaces NUL characters, which PostgreSQL cannot store. A command whose end has one could never be stored. */
+export const withoutNul = (text: string): string => text.replaceAll('\0', '\ufffd');
+
 /** Converts a received error. A code that is unknown, or that only a broker may send, becomes machine_error. */
 export function fromWire(error: WireError): AppError {
   const { code = '', message = '', details = '' } = error;
@@ -287,7 +290,7 @@ export function fromWire(error: WireError): AppError {
       details,
     );
   }
-  return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
+  return new AppError(code, withoutNul(message.slice(0, longestMessage)), parseDetails(details));
 }
 
 /**

@@ -2,6 +2,7 @@
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import { withoutNul } from '../../shared/agent-rpcs.ts';
 import type { Api, Input, Reply } from '../../shared/api/route-table.ts';
 import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
@@ -152,7 +153,7 @@ export function endOf(exit: ProcessExit__Output, command: Command, journalId: st
     status,
     exit_code: timed && status !== 'lost' ? exit.exit_code : null,
     signal: exit.signal || null,
-    reason: unsure ? 'no_report' : exit.reason || null,
+    reason: unsure ? 'no_report' : withoutNul(exit.reason) || null,
     ...(timed && { started_at: Math.max(1, exit.started_at_ms - ahead) }),
     ...(exit.finished_at_ms > 0 && { finished_at: exit.finished_at_ms - ahead }),
   };

@@ -4,7 +4,8 @@ import { Events } from '../../broker/event-log.ts';
 import { History } from '../../broker/history/history-database.ts';
 import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
 import { shared } from '../close-after-tests.ts';
-import { soon } from '../commands-fixture.ts';
+import { nextCall, reporting, soon } from '../commands-fixture.ts';
+import { scriptedMachine } from '../scripted-agent.ts';
 import { quiet } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { createServer, databaseOf, startOn, withPostgres } from './postgres-fixture.ts';
@@ -102,5 +103,27 @@ withPostgres('a NUL character', () => {
       '/sessions/%00',
     ])
       expect([path, (await call('GET', path)).status]).toEqual([path, 422]);
+  });
+
+  test('in the reason of an agent does not keep a command from ending', async () => {
+    const system = await startOn(await server());
+    const agent = await scriptedMachine(system);
+    const { machineId: machine_id } = agent.identity;
+    const begin = async () => {
+      const { id: command_id } = await system.client.commands.async({ machine_id, command: 'true' });
+      const { call_id } = await nextCall(agent, 'StartProcess');
+      const ended = async () => (await system.client.commands.get({ command_id })).reason;
+      return { call_id, ended };
+    };
+    const unstarted = await begin();
+    reporting(agent, unstarted.call_id).send({
+      exit: { outcome: 'PROCESS_OUTCOME_NOT_STARTED', reason: 'no\0directory' },
+    });
+    const refused = await begin();
+    const answer = agent.answer(refused.call_id);
+    answer.write({ error: { code: 'permission_denied', message: 'not\0allowed', details: '{}' } });
+    answer.end();
+    await soon(unstarted.ended).toBe('no\ufffddirectory');
+    await soon(refused.ended).toBe('permission_denied: not\ufffdallowed');
   });
 });
