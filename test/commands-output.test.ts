@@ -5,6 +5,7 @@ import { existsSync, mkdirSync, readdirSync, rmSync, statSync, writeFileSync } f
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
+import { OutputDirectory } from '../broker/commands/stored-output.ts';
 import {
   answerOf,
   bench,
@@ -20,7 +21,7 @@ import {
 } from './commands-fixture.ts';
 import { diskFolder } from './find-file-systems.ts';
 import { scriptedMachine } from './scripted-agent.ts';
-import { startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
+import { quiet, startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
 const mib = 1024 * 1024;
 const windowBytes = 64 * mib;
@@ -383,4 +384,13 @@ test('output is on disk before the record reports the end and before the machine
   expect(names.map((name) => unsyncedBytes(join(folder, name)))).toEqual([0, 0]);
   const forget = await agent.next('call');
   expect([forget.method, agent.decode(forget)]).toEqual(['ForgetProcesses', { ids: [id] }]);
+});
+
+test('the output of a command whose machine moves away and comes back at once is read from the machine again', async () => {
+  const directory = new OutputDirectory(join(temporaryFolder('output'), 'output'), quiet);
+  const output = directory.fresh('cmd_moved');
+  await output.append('stdout', 0, Buffer.alloc(mib));
+  void directory.drop('cmd_moved', output);
+  const again = await directory.reopen('cmd_moved');
+  expect([again.stdout.end, await directory.ids()]).toEqual([0, []]);
 });

@@ -115,7 +115,7 @@ export class OpenCommand {
     this.#leaveSlot();
     if (this.batch) this.batch.open -= 1;
     this.output.stop();
-    void this.output.close().then(() => isEnding || this.#context.outputs.remove([this.record.id]));
+    void (isEnding ? this.output.close() : this.#context.outputs.drop(this.record.id, this.output));
   }
 
   takeSlot(): void {

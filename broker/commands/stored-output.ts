@@ -140,6 +140,8 @@ export class OutputDirectory {
   readonly root: string;
   readonly log: Logger;
   readonly #directory: string;
+  /** The removals by drop() that are in progress. The machine may come back at once, so reopen() waits for them. */
+  readonly #removals = new Map<string, Promise<void>>();
   #unchecked = checkEveryBytes;
   #hasSpace = true;
 
@@ -161,6 +163,7 @@ export class OutputDirectory {
    * come.
    */
   async reopen(id: string): Promise<Output> {
+    await this.#removals.get(id);
     const changed = new Wake();
     const reopen = (stream: Stream) => openOutput(this.#pathOf(id, stream), { changed, memoryBytes });
     return new Output({ stdout: await reopen('stdout'), stderr: await reopen('stderr') }, changed, this);
@@ -189,13 +192,26 @@ export class OutputDirectory {
   }
 
   remove(ids: readonly string[]): void {
-    for (const id of ids) {
-      rm(join(this.#directory, id), { recursive: true, force: true }).catch((error: unknown) => {
-        this.log.warn(
-          { err: error, command_id: id },
-          'the output files of a command could not be removed; the broker removes them when it next starts',
-        );
-      });
+    for (const id of ids) void this.#remove(id);
+  }
+
+  /** Closes the output of a command whose machine another broker owns now, and removes its files. Never rejects. */
+  async drop(id: string, output: Output): Promise<void> {
+    const removal = this.#remove(id, output.close());
+    this.#removals.set(id, removal);
+    await removal;
+    if (this.#removals.get(id) === removal) this.#removals.delete(id);
+  }
+
+  async #remove(id: string, closed?: Promise<void>): Promise<void> {
+    try {
+      await closed;
+      await rm(join(this.#directory, id), { recursive: true, force: true });
+    } catch (error) {
+      this.log.warn(
+        { err: error, command_id: id },
+        'the output files of a command could not be removed; the broker removes them when it next starts',
+      );
     }
   }
 
