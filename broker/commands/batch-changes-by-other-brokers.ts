@@ -1,11 +1,11 @@
 // Follows what other brokers do with batches. Loads new commands for machines of this broker, and cancels commands of
 // cancelled batches. For each limited batch that has queued commands at this broker, reads how many of the batch's
 // commands run at other brokers, and how many have failed.
-import { now } from '../../shared/clock.ts';
+import { monotonic, now } from '../../shared/clock.ts';
 import type { Scheduler } from './command-dispatcher.ts';
 import type { CommandStore } from './command-store.ts';
 
-/** Age in milliseconds at which an incomplete batch counts as abandoned: the broker that was storing it has ended. */
+/** Milliseconds after which an incomplete batch counts as abandoned: the broker that was storing it has ended. */
 const brokenMs = 600_000;
 
 export class BatchFollower {
@@ -13,8 +13,11 @@ export class BatchFollower {
   readonly #scheduler: Scheduler;
   /** Highest row number of the batches that were read. */
   #last = 0;
-  /** Batches that other brokers are storing. */
-  readonly #incomplete = new Set<string>();
+  /**
+   * Batches that other brokers are storing, with the monotonic time when this broker found them. The times of the other
+   * brokers' clocks may be wrong.
+   */
+  #incomplete = new Map<string, number>();
 
   private constructor(store: CommandStore, scheduler: Scheduler) {
     this.#store = store;
@@ -30,7 +33,7 @@ export class BatchFollower {
     await store.batches.removeIncomplete(now() - brokenMs);
     const follower = new BatchFollower(store, scheduler);
     const { ids, last } = await store.batches.unfinished();
-    for (const id of ids) follower.#incomplete.add(id);
+    for (const id of ids) follower.#incomplete.set(id, monotonic());
     follower.#last = last;
     return follower;
   }
@@ -42,14 +45,17 @@ export class BatchFollower {
   }
 
   async #readNew(): Promise<void> {
-    const batches = await this.#store.batches.since(this.#last, [...this.#incomplete]);
+    const batches = await this.#store.batches.since(this.#last, [...this.#incomplete.keys()]);
     const complete = batches.filter(({ isComplete }) => isComplete).map(({ id }) => id);
     if (complete.length > 0) await this.#scheduler.adoptBatches(complete);
-    this.#incomplete.clear();
+    const before = this.#incomplete;
+    this.#incomplete = new Map();
     for (const { id, number, isComplete, isOpen } of batches) {
       this.#last = Math.max(this.#last, number);
-      if (!isComplete && isOpen) this.#incomplete.add(id);
+      if (!isComplete && isOpen) this.#incomplete.set(id, before.get(id) ?? monotonic());
     }
+    for (const [id, foundAt] of this.#incomplete)
+      if (monotonic() - foundAt >= brokenMs) await this.#store.batches.remove(id);
   }
 
   async #readProgress(): Promise<void> {

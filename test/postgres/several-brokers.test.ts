@@ -321,6 +321,22 @@ withPostgres('two brokers', () => {
     });
   });
 
+  test('remove a batch ten minutes after the broker that stored it was killed, without a restart', async () => {
+    const clock = leapingClock();
+    const { query } = await startTwo(await server());
+    await query(
+      `INSERT INTO batches (id, command, created_at, requested_by, cancel)
+       VALUES ('bat_cut', 'true', ${Date.now()}, 'key_cut', 0);
+       INSERT INTO commands (id, machine_id, command, status, stdout, stderr, stdout_bytes, stderr_bytes, created_at,
+         requested_by, journal_id, cancel, stdout_start, stderr_start, kept_bytes, batch_id)
+       VALUES ('cmd_cut', 'mach_cut', '', 'queued', '', '', 0, 0, ${Date.now()}, 'key_cut', '', 0, 0, 0, 0, 'bat_cut')`,
+    );
+    await soon(() => {
+      clock.leap(100_000);
+      return query("SELECT 1 FROM commands WHERE id = 'cmd_cut'");
+    }, 500).toEqual([]);
+  });
+
   test('forward requests about a machine that has just linked, although no notification has arrived', async () => {
     const { createDatabase } = await server();
     const flags = ['--database-url', await createDatabase(), ...peer];
