@@ -191,6 +191,25 @@ describe('a schedule with on_change', () => {
     );
   });
 
+  test('runs after a run during which the path changed and another key edited the schedule', async () => {
+    const { making, file, runs, system } = await watched();
+    const slow = gate();
+    const { id: schedule_id } = await making('a', { command: slow.wait, catch_up: 'none' });
+    const { id: quick } = await making('a', { overlap: 'allow' });
+    const statuses = async () => (await runs(schedule_id)).map(({ status }) => status);
+    for (const count of [1, 2]) {
+      appendFileSync(file('a'), 'x');
+      await soon(async () => (await runs(quick)).length).toBe(count);
+      await soon(statuses).toEqual(['running']);
+    }
+    const { client } = await system.keyed(['admin']);
+    await client.schedules.update({ schedule_id, description: 'edited' });
+    slow.open();
+    await soon(statuses).toEqual(['completed', 'running']);
+    slow.open();
+    await soon(statuses).toEqual(['completed', 'completed']);
+  });
+
   test('runs by hand, and after a change only while it is enabled', async () => {
     const { making, file, logged, client, system } = await watched();
     const { id: schedule_id } = await making('a');

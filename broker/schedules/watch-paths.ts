@@ -123,8 +123,8 @@ export class PathWatches {
     const key = keyOf(tracked);
     const before = this.#watches.get(key);
     const isWatched = !this.#stopped && on_change && enabled && this.#tracked.isOwn(tracked);
-    const isSame = before?.schedule.since === since && before.schedule.requested_by === requested_by;
-    if (!isWatched || !isSame || before.tracked !== tracked) this.#drop(key);
+    // A change of the key ends no watch, because changes that wait for a run would be lost with it.
+    if (!isWatched || before?.schedule.since !== since || before.tracked !== tracked) this.#drop(key);
     if (!isWatched) return;
     const watch = this.#watches.get(key) ?? newWatch(tracked, on_change);
     this.#watches.set(key, watch);
