@@ -345,3 +345,19 @@ test('a schedule runs a saved command with its values, as the command is at that
   await run('completed');
   await client.savedCommands.remove({ saved_command_id });
 });
+
+test('a schedule keeps the values of its saved command if an update names the same command, but not another', async () => {
+  const { client, ids, save } = await started();
+  const parameters = [{ name: 'x', type: 'string', default: 'all' }];
+  const { id: saved_command_id } = await save({ parameters });
+  const other = await save({ name: 'other', parameters });
+  const [machine_id = ''] = ids;
+  const { id: schedule_id } = await client.schedules.create({
+    ...{ machine_id, name: 'job', cron: '@yearly', saved_command_id, parameters: { x: 'one' } },
+  });
+  const updated = async (more: object) =>
+    (await client.schedules.update({ schedule_id, ...more })).parameters;
+  expect(await updated({ tags: ['web'], saved_command_id })).toEqual({ x: 'one' });
+  expect(await updated({ saved_command_id, parameters: { x: 'two' } })).toEqual({ x: 'two' });
+  expect(await updated({ saved_command_id: other.id })).toEqual({});
+});

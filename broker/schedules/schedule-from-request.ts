@@ -85,6 +85,7 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
   const isOther = before.on_change ? changes.cron !== undefined : changes.on_change !== undefined;
+  const isOtherSaved = (changes.saved_command_id ?? before.saved_command_id) !== before.saved_command_id;
   const hasDefault = before.catch_up === defaultCatchUp(before.on_change !== null);
   const after: Schedule = {
     ...before,
@@ -97,7 +98,9 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.cron !== undefined && { on_change: null }),
     ...(changes.on_change !== undefined && { cron: null }),
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
-    ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
+    ...(changes.saved_command_id !== undefined && { command: null }),
+    // A request that names the same saved command again keeps the values of its parameters.
+    ...(isOtherSaved && { parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
     // A schedule with tags runs on the machines that its key may use. A request that sets no field of decidesRun(), for
     // example one that only changes the cron expression, does not replace the key. So the machines stay the same.
