@@ -27,6 +27,8 @@ test('a machine whose owner no longer allows metrics has no report in the list, 
   expect(items[1]?.hour).toEqual({ cpu: Array(60).fill(null), memory: Array(60).fill(null) });
   const status = async () => refusalIn(await system.call('GET', `/machines/${closed}/status`));
   expect(await status()).toBe('403 permission_denied');
+  const past = await system.call('GET', `/machines/${closed}/metrics`);
+  expect(refusalIn(past)).toBe('403 permission_denied');
   await after.close();
   await expect
     .poll(async () => (await system.client.machines.get({ machine_id: closed })).status)

@@ -58,6 +58,7 @@ function readHandlers(
     status: ({ machine_id }) => statusOf(services, found(state.machines, 'machine', machine_id)),
     async metrics({ machine_id, since, until, step = 300 }) {
       const { id } = found(state.machines, 'machine', machine_id);
+      machineFacts.assertAllows(id, ['metrics']);
       const to = until?.getTime() ?? now();
       const from = since?.getTime() ?? to - 48 * hour;
       const points = await machineFacts.metrics(id, from, to, step * 1000);
