@@ -98,6 +98,15 @@ export class Launcher {
   }
 
   /**
+   * Leaves out runs on machines that are offline. A schedule may have been moved away from a machine that never comes
+   * back. The run there counts as open for a day, and must not stop the schedule on its new machine.
+   */
+  inProgress(open: readonly ScheduleRun[]): ScheduleRun[] {
+    const { presence } = this.#context;
+    return open.filter(({ machine_id }) => presence.linkedAnywhere(machine_id) || !this.isAway(machine_id));
+  }
+
+  /**
    * True if each of these runs may have ended without the knowledge of this broker. This is possible for a run that
    * was open when this broker started or took over the machine, until the machine has had time to report the run's
    * end.

@@ -207,7 +207,7 @@ export class DueTimes {
     const { schedule, machine_id } = tracked;
     // A run that a user starts during this read may be missing from its result. Such a run is treated as if it had
     // started just after this due time.
-    const open = await this.#context.records.open(schedule.id, machineIn(tracked));
+    const open = this.#launcher.inProgress(await this.#context.records.open(schedule.id, machineIn(tracked)));
     // The run does not wait for earlier runs if the machine is offline: its command fails at once, and its row contains
     // the reason.
     if (open.length === 0 || this.#launcher.isAway(machine_id)) return 'run';

@@ -329,7 +329,7 @@ export class PathWatches {
     // The timer is set before the read. If the open run ends during the read, #settle() replaces the timer with a
     // shorter one. If the timer were set after the read, it would replace the shorter one.
     this.#arm(watch, openMs);
-    const open = await this.#context.records.open(schedule.id, machineIn(tracked));
+    const open = this.#launcher.inProgress(await this.#context.records.open(schedule.id, machineIn(tracked)));
     watch.waiting = open.length > 0;
     if (!watch.waiting) watch.cancelTimer();
     return watch.waiting;

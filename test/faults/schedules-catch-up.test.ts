@@ -285,6 +285,21 @@ test('on an offline machine a run fails, also while an earlier run there has not
   expect(received.items.map(({ data }) => data.run_id)).toEqual([items[0]?.id]);
 });
 
+test('a run on a machine that went offline does not stop the schedule after it was moved to another machine', async () => {
+  const { make, until, system, identity, clock, machine_id } = await systemAt('12:00:30');
+  const agent = await connectScripted(system.grpc, identity);
+  await agent.next('welcome');
+  const { id: schedule_id } = await make('moved', '* * * * *', { machine_id: identity.machineId });
+  clock.leap(30_000);
+  reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).started();
+  agent.control.cancel();
+  await agent.ended;
+  await system.client.schedules.update({ schedule_id, machine_id });
+  await until('12:02:30', 1);
+  const { items } = await system.client.schedules.history({ schedule_id });
+  expect(items.map(({ status }) => status)).toEqual(['completed', 'running']);
+});
+
 test('with catch_up all, the newest due time waits until earlier ones are caught up', async () => {
   const bench = await systemAt('12:00:30');
   const { wait, open } = gate();
