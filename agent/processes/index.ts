@@ -8,6 +8,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { createCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
 import { recover, recoverJournal } from './crash-recovery.ts';
+import { removeOrphans } from './remove-orphans.ts';
 import { defaultLimits, type Limits, type Parts } from './running-process.ts';
 import { Spawners } from './spawner/spawner-pool.ts';
 import { PipeNames } from './stdin-stdout-pipes.ts';
@@ -75,6 +76,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
   const commands = new Commands({ ...parts, outputs, names, mayRunAs }, recovered);
   const terminals = new Terminals({ ...parts, maker });
   const tables = [commands, terminals];
+  const stopRemoving = removeOrphans(limits.orphansMs);
   return {
     ...commands.methods,
     ...terminals.methods,
@@ -96,6 +98,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
       return {};
     },
     async stop() {
+      stopRemoving();
       // If commands are left after this time, all spawners are killed: a command that was sent to a hung spawner ends
       // only with that spawner.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());

@@ -44,6 +44,8 @@ export const defaultLimits = {
    * second request with the id starts nothing.
    */
   seenMs: 24 * 3_600_000,
+  /** Milliseconds between two searches for ended orphans. The agent must remove these if it has pid 1. */
+  orphansMs: 10_000,
   terminals: openTerminals,
   /** Maximum number of clients of all terminals together, including clients whose connection was lost. */
   clients: terminalClients,

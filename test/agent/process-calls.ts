@@ -1,6 +1,7 @@
 // Helpers for tests of processes without a link: specs of commands, other agents, and whether a process runs.
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { Limits } from '../../agent/processes/running-process.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 
 const root = join(import.meta.dirname, '../..');
@@ -22,7 +23,11 @@ export async function alive(pid: number): Promise<boolean> {
  * Writes a program that acts as another agent on the directory `agent` in `home`. `body` may use `processes`, `call`,
  * and `spec`, a spec with an empty command. Returns the path of the program.
  */
-export async function writeAgentProgram(home: string, body: string, lateMs?: number): Promise<string> {
+export async function writeAgentProgram(
+  home: string,
+  body: string,
+  more: Partial<Limits> = {},
+): Promise<string> {
   const path = join(home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
   await writeFile(
@@ -31,7 +36,7 @@ export async function writeAgentProgram(home: string, body: string, lateMs?: num
     import { createLogger } from ${from('shared/logger.ts')};
     import { specOf } from ${from('test/agent/process-calls.ts')};
     const directory = ${JSON.stringify(join(home, 'agent'))};
-    const limits = ${JSON.stringify({ graceMs: 100, killForMs: 2000, lateMs })};
+    const limits = ${JSON.stringify({ graceMs: 100, killForMs: 2000, ...more })};
     const processes = await startProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
     const spec = specOf({ cwd: ${JSON.stringify(home)} });
     const call = { signal: new AbortController().signal };

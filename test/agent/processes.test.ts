@@ -1103,6 +1103,27 @@ test('output that a power cut shortened has a gap before the exit', async () => 
   expect(exits).toEqual([exit]);
 });
 
+test.runIf(asRoot)(
+  'an agent with pid 1, as in a container, leaves no zombie of a command',
+  async () => {
+    const body = `
+    const command = 'sleep 0.1 >/dev/null 2>&1 & echo /proc/$!';
+    const { existsSync } = await import('node:fs');
+    let orphan = '';
+    for await (const { event } of processes.startProcess({ id: 'cmd_1', spec: { ...spec, command } }, call))
+      orphan += event.output ? String(event.output.data).trim() : '';
+    while (existsSync(orphan)) await new Promise(setImmediate);
+    await processes.stop();
+    console.log(process.pid, orphan);`;
+    const script = await writeAgentProgram(home, body, { orphansMs: 50 });
+    const inside = ['--pid', '--fork', '--kill-child', '--mount-proc', process.execPath, script];
+    const container = spawn('unshare', inside, { stdio: ['ignore', 'pipe', 'inherit'] });
+    onTestFinished(() => void container.kill('SIGKILL'));
+    expect(String(await once(container.stdout, 'data'))).toMatch(/^1 \/proc\/\d+\n$/);
+  },
+  15_000,
+);
+
 test('only the agent’s user can read the files', async () => {
   await open();
   await run('echo out');

@@ -320,7 +320,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       writeFileSync(${JSON.stringify(join(home, 'go'))}, '');
       console.log('other', (await other).exit_code);
       await processes.stop();`,
-        300,
+        { lateMs: 300 },
       );
       // A FUSE file system without a server. Like a disk that no longer responds, it blocks each program that uses it. Only
       // the agent of this test sees the mount.
