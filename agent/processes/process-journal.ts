@@ -64,6 +64,8 @@ const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.w
 const version = 1;
 /** Milliseconds that a line waits for further lines, to share one write with them. A durable line does not wait. */
 const noteMs = 5;
+/** Milliseconds after which a failed write is repeated, even if there are no further lines. */
+const retryMs = 1_000;
 /** Minimum growth of the journal between two rewrites, in bytes. */
 const leastGrowth = 1024 * 1024;
 /** Maximum growth of the journal between two rewrites, in bytes. */
@@ -233,11 +235,14 @@ export class Journal {
     this.#writing ??= this.#drain();
   }
 
-  /** Writes the waiting lines. Lines that arrive during a write share the next write. */
+  /**
+   * Writes the waiting lines. Lines that arrive during a write share the next write. Without waiting lines, repeats a
+   * write that has failed.
+   */
   async #drain(): Promise<void> {
     // Waits one microtask. All lines added until then share the first write.
     await Promise.resolve();
-    while (this.#next.lines.length > 0) {
+    do {
       const batch = this.#next;
       this.#next = emptyBatch();
       try {
@@ -245,12 +250,13 @@ export class Journal {
         batch.written.resolve();
       } catch (error) {
         this.#damaged = true;
-        batch.written.reject(error);
+        if (batch.lines.length > 0) batch.written.reject(error);
+        if (this.#file) this.#cancelLater ??= after(retryMs, () => this.#begin());
         // Waits one microtask, in which the failed accept() calls remove their entries. The next write replaces the
         // file by one with all current entries, and must not contain the failed ones.
         await Promise.resolve();
       }
-    }
+    } while (this.#next.lines.length > 0);
     this.#writing = undefined;
   }
 

@@ -23,6 +23,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gunzipSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, onTestFinished, test, vi } from 'vitest';
+import { unseen } from '../../agent/processes/crash-recovery.ts';
 import { type Processes, type ProcessesOptions, startProcesses } from '../../agent/processes/index.ts';
 import { Journal, readJournal } from '../../agent/processes/process-journal.ts';
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
@@ -315,6 +316,17 @@ test('an entry that could not be written is not part of a later write for anothe
   const again = await journalIn(directory);
   expect([...again.entries.keys()]).toEqual([accepted]);
   await again.close();
+});
+
+test('an end that could not be written is written as soon as the disk has space, without another command', async () => {
+  const directory = join(home, 'journal');
+  const journal = await journalIn(directory);
+  const id = newId('command');
+  await journal.accept(id, 'command');
+  await failNextWrite(join(directory, 'journal'));
+  journal.ended(id, unseen('PROCESS_OUTCOME_LOST', 'agent_restarted'));
+  await expect.poll(() => readFile(join(directory, 'journal'), 'utf8')).toContain('"t":"end"');
+  await journal.close();
 });
 
 /**
