@@ -202,7 +202,7 @@ export class Conversation {
     this.#ready = true;
     await this.#notify({
       ...{ type: 'ready', client_id, offset, window: terminalReplayBytes },
-      ...{ cols: reported.cols, rows: reported.rows, answered: this.#session.sentTo },
+      ...{ cols: reported.cols, rows: reported.rows, answered: record.sent_to },
     });
   }
 
@@ -210,7 +210,7 @@ export class Conversation {
     if (!this.#ready || offset !== this.#position) throw wrongOffset(this.#position ?? 0, offset);
     const end = offset + data.length;
     this.#position = end;
-    if (this.#client.attached.mode === 'operator') this.#session.sentTo = Math.max(this.#session.sentTo, end);
+    if (this.#client.attached.mode === 'operator') this.#session.sent(end);
     const taken = this.#port.output(data).then(() => this.#input.taken(end));
     await this.#countUntilReceived(taken, data.length);
   }

@@ -234,7 +234,7 @@ export class Sessions {
       ...unconnected,
       ...{ id: newId('session') as SessionId, machine_id, machine_hostname: facts?.hostname ?? '' },
       ...{ shell, grace_period, cols, rows, status: 'PENDING', created_at: now() },
-      ...{ exit_code: null, signal: null, reason: null, ending: false },
+      ...{ exit_code: null, signal: null, reason: null, ending: false, sent_to: 0 },
       last_heartbeat_at: facts?.last_seen ?? null,
       requested_by: caller.key_id,
       instance_id,
@@ -287,7 +287,7 @@ export class Sessions {
   /** Converts a record to the JSON of the REST API. For an open session, the newest values are in memory. */
   #serialize(stored: Session) {
     const open = this.#context.sessions.get(stored.id);
-    const { instance_id: _, ending: __, ...record } = open?.record ?? stored;
+    const { instance_id: _, ending: __, sent_to: ___, ...record } = open?.record ?? stored;
     const facts = this.#context.machineFacts.of(record.machine_id);
     const live = open?.link && !open.ended ? facts?.last_seen : undefined;
     return {

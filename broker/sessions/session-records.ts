@@ -25,6 +25,8 @@ export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_c
   instance_id: string;
   /** True when the end of the session was requested, even if the session has not ended yet. */
   ending: boolean;
+  /** Offset after the last byte of output that was sent to an operator. */
+  sent_to: number;
 }
 
 /** An attached client, of any transport. The fields are the columns of the table. */
@@ -55,11 +57,13 @@ const tables = [
     client_id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, key_id TEXT NOT NULL, key_name TEXT NOT NULL,
     mode TEXT NOT NULL, attached_at INTEGER NOT NULL, request_id TEXT NOT NULL
   )`,
+  'ALTER TABLE sessions ADD COLUMN sent_to INTEGER NOT NULL DEFAULT 0',
 ];
 
 /** The columns of a session. They are listed, because "SELECT *" would include the row number in PostgreSQL. */
 export const columns = `id, machine_id, machine_hostname, shell, status, created_at, connected_at, last_heartbeat_at,
-  grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows, requested_by, instance_id, ending`;
+  grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows, requested_by, instance_id, ending,
+  sent_to`;
 const clientColumns = 'client_id, session_id, key_id, key_name, mode, attached_at, request_id';
 
 export class SessionRecords {

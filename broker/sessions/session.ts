@@ -74,8 +74,6 @@ export class OpenSession {
   /** True when the end of the session is on disk. */
   over = false;
   readonly clients = new Map<string, SessionClient>();
-  /** Offset after the last byte of output that was sent to an operator. */
-  sentTo = 0;
   /** Wakes waiting code when the status or the link changes. */
   readonly changed = new Wake();
   readonly #context: SessionContext;
@@ -165,6 +163,11 @@ export class OpenSession {
     this.record = { ...this.record, cols, rows };
     this.#cancelResize();
     this.#cancelResize = after(resizeMs, () => void this.#change({}));
+  }
+
+  /** Records that an operator was sent the output up to this offset. It is stored with the next change. */
+  sent(offset: number): void {
+    if (offset > this.record.sent_to) this.record = { ...this.record, sent_to: offset };
   }
 
   /**

@@ -285,6 +285,22 @@ test('a restarted broker recovers its sessions: they wait for their machine, and
   ]);
 });
 
+test('a restarted broker tells new clients which output an operator has got before the restart', async () => {
+  const first = await bench();
+  const { session_id } = await begin(first);
+  const { line, ...port } = await join(first, session_id);
+  line.head();
+  line.output(0, '\u001b[6n');
+  await port.gets(4);
+  await first.system.broker.close();
+  const system = await startFarhand({ dataDir: first.system.dataDir, flags: ['--grpc', first.system.grpc] });
+  const machine = await first.link();
+  keeper(machine, await machine.next('KeepTerminal')).started();
+  const again = await join({ system, machine }, session_id);
+  again.line.head();
+  expect(await again.note('ready')).toMatchObject({ offset: 0, answered: 4 });
+});
+
 test('after kill -9 a broker finds sessions and clients in its history', async () => {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', await freeAddress()];
