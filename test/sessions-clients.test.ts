@@ -28,7 +28,10 @@ test('a client gets the offset of the output, then all output, and only then how
   expect(await port.parted()).toEqual({ why: 'ended', exit_code: 3, signal: null, reason: null });
   expect(port.text()).toBe('before and after');
   expect(port.notes).toEqual([
-    { type: 'ready', client_id: port.client_id, offset: 1_000, cols: 99, rows: 33, window: 256 * kib },
+    {
+      ...{ type: 'ready', client_id: port.client_id, offset: 1_000, cols: 99, rows: 33 },
+      ...{ window: 256 * kib, answered: 0 },
+    },
   ]);
   expect((await one.machine.next('ForgetProcesses')).request).toEqual({ ids: [session_id] });
 });
