@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { OutputDirectory } from '../broker/commands/stored-output.ts';
 import {
   answerOf,
@@ -19,6 +19,7 @@ import {
   reporting,
   soon,
 } from './commands-fixture.ts';
+import { mayMount } from './file-operations-fixture.ts';
 import { diskFolder } from './find-file-systems.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { quiet, startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
@@ -393,4 +394,22 @@ test('the output of a command whose machine moves away and comes back at once is
   void directory.drop('cmd_moved', output);
   const again = await directory.reopen('cmd_moved');
   expect([again.stdout.end, await directory.ids()]).toEqual([0, []]);
+});
+
+test.runIf(mayMount)('output is stored as soon as a nearly full disk has space again', async () => {
+  const folder = temporaryFolder('full');
+  execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', folder]);
+  onTestFinished(() => void execFileSync('umount', [folder]));
+  const filler = join(folder, 'filler');
+  writeFileSync(filler, Buffer.alloc(3.8 * mib));
+  const disk = new OutputDirectory(join(folder, 'output'), quiet);
+  const piece = Buffer.alloc(100 * 1024);
+  const refused = disk.fresh('cmd_refused');
+  await refused.append('stdout', 0, piece);
+  expect(refused.extent()).toMatchObject({ stdout_bytes: piece.length, kept_bytes: 0 });
+  rmSync(filler);
+  const kept = disk.fresh('cmd_kept');
+  await kept.append('stdout', 0, piece);
+  expect(kept.extent()).toMatchObject({ stdout_bytes: piece.length, kept_bytes: piece.length });
+  await kept.close();
 });

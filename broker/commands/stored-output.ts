@@ -232,11 +232,11 @@ export class OutputDirectory {
 
   /**
    * True unless the disk is nearly full: a runaway command must not fill it. The calls add up `bytes`. The free space
-   * is checked again each time this sum reaches `checkEveryBytes`.
+   * is checked again each time this sum reaches `checkEveryBytes`; while the disk is nearly full, at every call.
    */
   async hasSpaceFor(bytes: number): Promise<boolean> {
     this.#unchecked += bytes;
-    if (this.#unchecked < checkEveryBytes) return this.#hasSpace;
+    if (this.#hasSpace && this.#unchecked < checkEveryBytes) return true;
     this.#unchecked = 0;
     const before = this.#hasSpace;
     const space = await statfs(this.root).catch(() => undefined);
