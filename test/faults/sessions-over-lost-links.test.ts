@@ -285,7 +285,7 @@ test('a restarted broker recovers its sessions: they wait for their machine, and
   ]);
 });
 
-test('a restarted broker tells new clients which output an operator has got before the restart', async () => {
+test('after a restart, the broker reports to new clients which output an operator has got before', async () => {
   const first = await bench();
   const { session_id } = await begin(first);
   const { line, ...port } = await join(first, session_id);
