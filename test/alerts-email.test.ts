@@ -4,6 +4,7 @@ import { once } from 'node:events';
 import { createServer, type Socket } from 'node:net';
 import { expect, onTestFinished, test } from 'vitest';
 import { startAlertSystem } from './alerts-fixture.ts';
+import { startLateServer } from './late-server.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
 
 interface MailServer {
@@ -93,6 +94,16 @@ test('a mail server whose first address does not answer gets the e-mail at its o
   const { port } = await startMailServer();
   const url = `smtp://mail.example.org:${port}`;
   const { id: channel_id } = await system.client.alertChannels.create({ ...mail(port), url });
+  expect(await system.client.alertChannels.test({ channel_id })).toMatchObject({ delivered: true });
+});
+
+test('a mail server that is slow to connect gets the e-mail, although its other address refuses connections', async () => {
+  const resolve = async () => ['127.0.0.1', '127.0.0.2'];
+  const system = await startAlertSystem({ tuning: { resolve } });
+  const { port } = await startMailServer();
+  const late = await startLateServer(port);
+  const url = `smtp://mail.example.org:${late}`;
+  const { id: channel_id } = await system.client.alertChannels.create({ ...mail(late), url });
   expect(await system.client.alertChannels.test({ channel_id })).toMatchObject({ delivered: true });
 });
 

@@ -4,6 +4,7 @@ import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { expect, test } from 'vitest';
 import { AddressGuard, type Network, networkOf } from '../broker/deliveries/address-guard.ts';
+import { startLateServer } from './late-server.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
@@ -269,6 +270,17 @@ test('the broker’s own listeners are refused at the delivery, even if --webhoo
       ]);
     }
   }
+});
+
+test('a receiver that is slow to connect gets the event, although its other address refuses connections', async () => {
+  const system = await startFarhand({
+    flags: everywhere,
+    tuning: { resolve: async () => ['127.0.0.1', '::1'] },
+  });
+  const receiver = await startReceiver();
+  const url = `http://far.example:${await startLateServer(Number(new URL(receiver.url).port))}/`;
+  const { id: webhook_id } = await system.client.webhooks.create({ url, events: ['*'] });
+  expect(await system.client.webhooks.test({ webhook_id })).toMatchObject({ delivered: true });
 });
 
 test('a connection to a listener of the broker itself is destroyed, whatever the network interfaces', async () => {

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { connect, isIP, type LookupFunction } from 'node:net';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import type { AddressGuard } from '../deliveries/address-guard.ts';
-import type { Answered } from '../deliveries/attempt-delivery.ts';
+import { type Answered, addressMs } from '../deliveries/attempt-delivery.ts';
 import type { Message } from './notification-formats.ts';
 
 interface Mail {
@@ -39,7 +39,8 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
   // answer.
   signal.throwIfAborted();
   // node:net tries several addresses only with autoSelectFamily.
-  const socket = connect({ host, port: number, lookup, autoSelectFamily: true });
+  const several = { lookup, autoSelectFamily: true, autoSelectFamilyAttemptTimeout: addressMs };
+  const socket = connect({ host, port: number, ...several });
   const transport = createTransport({
     connection: socket,
     host,

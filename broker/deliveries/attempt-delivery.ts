@@ -34,6 +34,11 @@ export interface Sent {
 }
 
 const deadlineMs = 15_000;
+/**
+ * Milliseconds in which an address of a name must accept the connection before the next address is tried. Node's
+ * default of 250 ms is too short for distant servers and for a lost packet, which is sent again after 1 s.
+ */
+export const addressMs = 3_000;
 const storedBytes = 4 * 1024;
 /**
  * Milliseconds for which an idle connection may be used again. The time is short, because receivers close
@@ -116,7 +121,8 @@ export class Sender {
     const found = addresses.map((address) => ({ address, family: isIP(address) }));
     const lookup: LookupFunction = (_name, _options, callback) => callback(null, found);
     // node:net tries several addresses only with autoSelectFamily.
-    const connect = buildConnector({ allowH2: false, timeout: deadlineMs, lookup, autoSelectFamily: true });
+    const several = { lookup, autoSelectFamily: true, autoSelectFamilyAttemptTimeout: addressMs };
+    const connect = buildConnector({ allowH2: false, timeout: deadlineMs, ...several });
     const socket = await new Promise<Socket>((resolve, reject) => {
       connect({ ...options, port }, (...[error, made]) => (error ? reject(error) : resolve(made)));
     });
