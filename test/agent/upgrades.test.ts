@@ -336,6 +336,22 @@ describe('root’s unit', () => {
     expect(readdirSync(directory).sort()).toEqual(left);
   });
 
+  test.skipIf(!mayMount)(
+    'reports why it refuses a package, although an old file cannot be removed (needs root)',
+    async () => {
+      const directory = machine(owner.pem, 'deb');
+      const busy = join(directory, '.new-abcdef');
+      mkdirSync(busy);
+      execFileSync('mount', ['-t', 'tmpfs', 'tmpfs', busy]);
+      atEnd(() => void execFileSync('umount', [busy]));
+      ask(directory, makeSigner().sign(bytes, { kind: 'deb' }));
+      await applyUpgrade(settings('--upgrade-dir', directory), quiet);
+      const reason = expect.stringContaining('another key');
+      expect(readResult(directory)).toMatchObject({ outcome: 'FAILED', reason });
+      expect(await takeRequest(directory)).toBe(undefined);
+    },
+  );
+
   test('follows no link, opens no pipe, and refuses a package that grows and an invalid request', async () => {
     const secret = join(temporaryFolder('secret'), 'secret');
     writeFileSync(secret, bytes);

@@ -111,7 +111,7 @@ class Upgrade {
       this.#log.error({ ...facts, reason }, 'the package was refused; nothing was changed');
       // Files are removed first, because a full disk has no space for the report.
       await this.#clean();
-      if (kind === installedKind(directory)) await this.#installer(kind).sweep();
+      if (kind === installedKind(directory)) await this.#sweep(kind);
       await this.#report(facts, 'FAILED', reason);
     }
     await dropRequest(directory);
@@ -152,7 +152,7 @@ class Upgrade {
   async #succeed(state: State): Promise<void> {
     await pinKey(this.#settings.upgrade_dir, Buffer.from(state.public_key, 'base64'));
     await this.#end(state, 'SUCCEEDED', '');
-    await this.#installer(state.kind).sweep();
+    await this.#sweep(state.kind);
   }
 
   async #rollBack(state: State): Promise<void> {
@@ -172,7 +172,7 @@ class Upgrade {
     const fault = await faultOfRestored(installer.command, from_version);
     if (fault) this.#log.error({ from_version, reason: fault }, 'the restored version does not run');
     await this.#end(state, 'ROLLED_BACK', fault ? `${reason}; ${fault}`.slice(0, 1_000) : reason);
-    await installer.sweep();
+    await this.#sweep(state.kind);
   }
 
   async #end(state: State, outcome: Outcome, reason: string): Promise<void> {
@@ -180,6 +180,13 @@ class Upgrade {
     await this.#report(state, outcome, reason);
     await rm(this.#paths.state, { force: true });
     await this.#clean();
+  }
+
+  /** Removes the files that no version needs. A failure only leaves them: the outcome must be reported in any case. */
+  async #sweep(kind: State['kind']): Promise<void> {
+    await this.#installer(kind)
+      .sweep()
+      .catch((err: unknown) => this.#log.warn({ err }, 'files of earlier versions could not be removed'));
   }
 
   #installer(kind: State['kind']): Installer {
