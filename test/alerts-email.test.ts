@@ -120,6 +120,23 @@ test.each([
   expect(mails).toHaveLength(1);
 });
 
+test('the next attempt of an e-mail is sent only to the recipients whom the mail server refused for now', async () => {
+  const system = await startAlertSystem();
+  const { port, mails } = await startMailServer('450 try again later');
+  await system.client.alertChannels.create(mail(port));
+  const one = await system.machine('web-1');
+  await system.rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
+  await one.report({ cpu: 60 });
+  await expect
+    .poll(async () => {
+      const [channel] = (await system.client.alertChannels.list()).items;
+      const { items } = await system.client.alertChannels.deliveries({ channel_id: channel!.id });
+      return items[0]?.attempts.length;
+    })
+    .toBeGreaterThan(2);
+  expect(mails).toHaveLength(1);
+});
+
 const aiosmtpd = `
 import asyncio
 from aiosmtpd.smtp import SMTP

@@ -21,6 +21,8 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   readonly #state: State;
   readonly #deliveries: Deliveries;
   readonly #rightsOf: RightsOf;
+  /** Recipients whom a mail server has refused for now, by e-mail. Only they get its next attempt. */
+  readonly #left = new Map<string, readonly string[]>();
 
   constructor(state: State, deliveries: Deliveries, rightsOf: RightsOf) {
     this.#state = state;
@@ -112,21 +114,10 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     message: Message,
     signal: AbortSignal,
   ): Promise<Outcome> {
-    const { guard, sender } = this.#deliveries;
-    const { type, user, from, to } = channel;
+    const { sender } = this.#deliveries;
+    const { type } = channel;
     const { url, secret } = this.sealedOf(channel) ?? { url: channel.url, secret: null };
-    if (type === 'email') {
-      const mail = {
-        url,
-        user,
-        password: secret,
-        from: from ?? '',
-        to: to ?? [],
-        message,
-        id: delivered.eventId,
-      };
-      return attempt(signal, (_, ending) => sendMail(mail, guard, ending));
-    }
+    if (type === 'email') return this.#mail(channel, { url, secret }, message, delivered.eventId, signal);
     if (type === 'webhook') {
       const signer = secret === null ? undefined : signerOf(secret);
       const made = (at: number) => ({ headers: headersOf(delivered, signer, at), body: delivered.body });
@@ -141,4 +132,27 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     // ntfy accepts JSON only at the root of its URL; the JSON contains the topic.
     return sender.send(type === 'ntfy' ? new URL(url).origin : url, () => ({ headers, body }), signal);
   }
+
+  async #mail(
+    channel: AlertChannel,
+    { url, secret: password }: Sealed,
+    message: Message,
+    id: string,
+    signal: AbortSignal,
+  ): Promise<Outcome> {
+    const { user, from, to } = channel;
+    const key = `${channel.id} ${id}`;
+    const mail = { url, user, password, from: from ?? '', to: this.#left.get(key) ?? to ?? [], message, id };
+    return attempt(signal, async (_, ending) => {
+      const { answered, left } = await sendMail(mail, this.#deliveries.guard, ending);
+      this.#left.delete(key);
+      if (left.length > 0) this.#left.set(key, left);
+      // The oldest entries may belong to deliveries that were given up.
+      for (const old of [...this.#left.keys()].slice(0, -mostLeft)) this.#left.delete(old);
+      return answered;
+    });
+  }
 }
+
+/** Maximum number of e-mails whose remaining recipients are remembered. */
+const mostLeft = 1_000;

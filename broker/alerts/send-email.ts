@@ -22,9 +22,14 @@ const timeoutMs = 15_000;
 
 /**
  * Sends an e-mail through a mail server that the address guard allows. The password is sent only over TLS. Rejects if
- * the server does not accept the e-mail. If it refuses some of the recipients, `error` names them.
+ * the server does not accept the e-mail. If it refuses some of the recipients, `error` names them. `left`: the
+ * recipients whom it refuses only for now; the others must not get the next attempt.
  */
-export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSignal): Promise<Answered> {
+export async function sendMail(
+  mail: Mail,
+  guard: AddressGuard,
+  signal: AbortSignal,
+): Promise<{ answered: Answered; left: string[] }> {
   const { url, user, password, from, to, message, id } = mail;
   const { hostname, port, protocol } = new URL(url);
   const secure = protocol === 'smtps:';
@@ -67,12 +72,10 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
     });
     const { response, rejectedErrors = [] } = await unlessAborted(signal, sending);
     const refused = rejectedErrors.map(({ recipient, responseCode }) => `${recipient} (${responseCode})`);
-    return {
-      // A recipient whom the server refuses only for now gets the next attempt, as do the others.
-      delivered: rejectedErrors.every(({ permanent }) => permanent),
-      error: refused.length === 0 ? null : `the mail server refused ${refused.join(', ')}`.slice(0, 200),
-      answer: isInternal ? null : response.slice(0, 4096),
-    };
+    const left = rejectedErrors.flatMap(({ recipient, permanent }) => (permanent ? [] : (recipient ?? [])));
+    const error = refused.length === 0 ? null : `the mail server refused ${refused.join(', ')}`.slice(0, 200);
+    const answer = isInternal ? null : response.slice(0, 4096);
+    return { answered: { delivered: left.length === 0, error, answer }, left };
   } finally {
     transport.close();
     socket.destroy();
