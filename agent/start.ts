@@ -158,7 +158,10 @@ async function joined(
         );
       if (file)
         await rm(file, { force: true }).catch((error: unknown) =>
-          log.warn({ reason: reasonOf(error) }, 'the file of the join token could not be removed'),
+          log.warn(
+            { reason: reasonOf(error) },
+            'the file of the join token could not be removed; remove it, unless it is read-only on purpose',
+          ),
         );
       return identity;
     } catch (error) {

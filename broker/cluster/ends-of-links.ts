@@ -31,7 +31,7 @@ export class EndsOfLinks {
     if (this.#ended.size === 0) return;
     const ended = new Map(this.#ended);
     const values = [this.#brokerId, arrayOf([...ended.keys()]), arrayOf([...ended.values()])];
-    // Like in Cluster.take(), owners are changed under the lock of commits.
+    // Owners are changed under the lock of commits, as in #takeAll() of Cluster, which explains why.
     await this.#history
       .write((transaction) => transaction.run(unlinking, ...values))
       .then(() => {

@@ -18,6 +18,6 @@ export interface Installer {
   forward(names: VersionNames): Promise<void>;
   /** Restores the previous version. Repeated calls do no harm. */
   back(names: VersionNames): Promise<void>;
-  /** Removes all files except the current and the previous version. An interrupted prepare() may have left such files. */
+  /** Removes what an interrupted prepare() has left, and the versions before the previous one. */
   sweep(): Promise<void>;
 }
