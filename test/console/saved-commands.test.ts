@@ -118,7 +118,7 @@ browserTest(
   },
 );
 
-browserTest('a timeout or limit that is no whole number is refused, and nothing is saved', async () => {
+browserTest('a timeout or limit that is not a number is refused, and nothing is saved', async () => {
   const system = await startWithConsole();
   const { page, open } = await newLogin(system);
   await open('/saved-commands/new');
@@ -127,10 +127,10 @@ browserTest('a timeout or limit that is no whole number is refused, and nothing 
   await page.getByLabel('Type').selectOption('integer');
   await page.getByLabel('Timeout in seconds').fill('10m');
   await page.keyboard.press('Control+Enter');
-  await page.getByRole('alert').getByText('The timeout must be a whole number').waitFor();
+  await page.getByRole('alert').getByText('The timeout must be a number').waitFor();
   await page.getByLabel('Timeout in seconds').fill('600');
   await page.getByLabel('Largest').fill('1,000');
   await page.keyboard.press('Control+Enter');
-  await page.getByRole('alert').getByText('The largest n must be a whole number').waitFor();
+  await page.getByRole('alert').getByText('The largest n must be a number').waitFor();
   expect((await system.client.savedCommands.list()).total).toBe(0);
 });

@@ -105,7 +105,7 @@ async function save(
     description: description || null,
     user: user || null,
     cwd: cwd || null,
-    timeout: seconds === undefined ? null : seconds * secondMs,
+    timeout: seconds === undefined ? null : Math.round(seconds * secondMs),
   };
   const { id } = saved
     ? await client.savedCommands.update({ saved_command_id: saved.id, ...input })

@@ -42,7 +42,7 @@ async function start(
   const { cwd, user, timeout, concurrency, failures, queue, stdin, input } = options;
   const seconds = numberOf(timeout, 'The timeout');
   const limits = {
-    ...(seconds !== undefined && { timeout: seconds * secondMs }),
+    ...(seconds !== undefined && { timeout: Math.round(seconds * secondMs) }),
     ...(queue && { queue_for: dayMs }),
   };
   const spec = { ...limits, ...(cwd && { cwd }), ...(user && { user }), ...(stdin && { stdin }) };

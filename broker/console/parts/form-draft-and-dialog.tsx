@@ -27,10 +27,10 @@ export function useDraft<D extends object>(initial: D | (() => D)): Editing<D> {
   return editing(draft, (changes) => setDraft((before) => ({ ...before, ...changes })));
 }
 
-/** Returns the number in a field; undefined if the field is empty. Throws if the text is not a whole number. */
+/** Returns the number in a field; undefined if the field is empty. Throws if the text is not a number. */
 export function numberOf(text: string, name: string): number | undefined {
   if (text === '') return undefined;
-  if (!/^-?\d+$/.test(text)) throw new Error(`${name} must be a whole number`);
+  if (!/^-?\d+(\.\d+)?$/.test(text)) throw new Error(`${name} must be a number`);
   return Number(text);
 }
 
