@@ -35,6 +35,15 @@ export function onStop(leave: (code: number) => void): () => void {
   };
 }
 
+/** Waits for `work`, but at most until the signal fires, and then rejects with its reason. `work` may go on. */
+export function orAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
+  const { promise, reject } = Promise.withResolvers<never>();
+  const leave = (): void => reject(signal.reason);
+  if (signal.aborted) leave();
+  signal.addEventListener('abort', leave);
+  return Promise.race([work, promise]).finally(() => signal.removeEventListener('abort', leave));
+}
+
 const losing = new AbortController();
 /** Fires on the first failed write, with an Exit as its reason. */
 export const lost: AbortSignal = losing.signal;
@@ -73,7 +82,7 @@ export async function write(name: OutputName, bytes: Uint8Array | string): Promi
 }
 
 /** Writes all bytes of a body to standard output. */
-export async function copyOut(body: ReadableStream<Uint8Array> | null): Promise<void> {
+export async function copyOut(body: AsyncIterable<Uint8Array> | null): Promise<void> {
   if (body) for await (const chunk of body) await write('stdout', chunk);
 }
 

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { ignoring, StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-error-messages.ts';
-import { write } from '../stdout-stderr-and-exit.ts';
+import { copyOut, orAborted } from '../stdout-stderr-and-exit.ts';
 import { extractNew, writeChunks } from './local-tar.ts';
 import { tarBytes, withProgress } from './progress.ts';
 import { assertDistinct, localNameOf, pathText, type RemotePath, resolve } from './remote-path.ts';
@@ -21,7 +21,10 @@ export async function getEach(
   overwrite: boolean,
   signal: AbortSignal,
 ): Promise<string[]> {
-  const sources = await Array.fromAsync(from, (one) => resolve(client, one));
+  const sources = await orAborted(
+    signal,
+    Array.fromAsync(from, (one) => resolve(client, one)),
+  );
   const isDirectory = to !== '-' && (await stat(to).catch(() => undefined))?.isDirectory() === true;
   if (to !== '-') assertDistinct(sources, to, isDirectory);
   const paths: string[] = [];
@@ -50,9 +53,9 @@ async function get(
   const { body } = await client.files.download({ ...source, ...archive }, { signal });
   const total = async () => (isDirectory ? await bytesBelow(client, source, signal) : size);
   const bytes = withProgress(body ?? ReadableStream.from([]), { name: pathText(source), total }, signal);
-  if (target === '-') for await (const chunk of bytes) await write('stdout', chunk);
+  if (target === '-') await orAborted(signal, copyOut(bytes));
   else if (isDirectory) await extractNew(asBuffers(bytes), target);
-  else await writeWhole(target, bytes, Number.parseInt(mode, 8), overwrite);
+  else await writeWhole(target, bytes, Number.parseInt(mode, 8), overwrite, signal);
 }
 
 /**
@@ -84,14 +87,15 @@ async function writeWhole(
   bytes: AsyncIterable<Uint8Array>,
   mode: number,
   overwrite: boolean,
+  signal: AbortSignal,
 ): Promise<void> {
   const existing = await stat(target).catch(() => undefined);
   if (existing?.isDirectory()) throw new StartError(`${target} is a directory; choose the name of a file`, 1);
   if (target.endsWith('/'))
     throw new StartError(`${target} does not exist; create this directory, or leave out the slash`, 1);
   // A device or pipe, such as /dev/null, cannot be replaced, so it is written directly. The target may be a link to it,
-  // such as /dev/stdout.
-  if (existing && !existing.isFile()) return writeChunks(target, bytes, 'w');
+  // such as /dev/stdout. Opening a pipe waits for a reader, which may never come.
+  if (existing && !existing.isFile()) return orAborted(signal, writeChunks(target, bytes, 'w'));
   // The temporary name does not contain the target's name: a longer name could exceed the limit of the file system.
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);
   try {

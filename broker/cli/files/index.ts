@@ -161,22 +161,19 @@ function addTransfers(files: Command): void {
 }
 
 /**
- * Milliseconds after a signal within which a transfer must end. Without this limit, a pipe without a reader or writer
- * could keep the program from ending.
+ * Milliseconds that the program may take to end after a transfer was interrupted. Without this limit, a pipe without a
+ * reader or writer could keep the program from ending.
  */
-const mostCleanupMs = 3_000;
+const mostEndMs = 3_000;
 
-/** Runs a transfer that Ctrl-C can end. Waits until its partial files are removed. */
+/** Runs a transfer that Ctrl-C can end. Waits until its partial files are removed, however long that takes. */
 async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const leaving = new AbortController();
   // Signals are handled until the cleanup is done, so that a second Ctrl-C does not leave a partial file.
+  let signal: number | undefined;
   const forget = onStop((code) => {
+    signal = code - 128;
     leaving.abort(new Interrupted(code));
-    after(mostCleanupMs, () => {
-      forget();
-      // process.exit() would wait for the pipe.
-      process.kill(process.pid, code - 128);
-    });
   });
   try {
     return await transfer(leaving.signal);
@@ -184,6 +181,8 @@ async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): 
     throw leaving.signal.aborted && !(error instanceof Exit) ? leaving.signal.reason : error;
   } finally {
     forget();
+    // process.exit() would wait for the pipe.
+    if (signal !== undefined) after(mostEndMs, () => process.kill(process.pid, signal));
   }
 }
 

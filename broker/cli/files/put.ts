@@ -7,7 +7,7 @@ import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-error-messages.ts';
 import { assertInput } from '../prompt.ts';
-import { Interrupted } from '../stdout-stderr-and-exit.ts';
+import { Interrupted, orAborted } from '../stdout-stderr-and-exit.ts';
 import { pack } from './local-tar.ts';
 import { type Progress, tarBytes, withProgress } from './progress.ts';
 import { assertDistinct, below, isDirectory, pathText, type RemotePath, resolve } from './remote-path.ts';
@@ -36,8 +36,8 @@ export async function putEach(
   params: Params,
   signal: AbortSignal,
 ): Promise<string[]> {
-  const target = await resolve(client, to);
-  const directory = await isDirectory(client, target);
+  const target = await orAborted(signal, resolve(client, to));
+  const directory = await orAborted(signal, isDirectory(client, target));
   if (directory && from.includes('-'))
     throw new StartError(
       `${to} is a directory; add the name of the file in which to store standard input`,
