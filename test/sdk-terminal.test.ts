@@ -2,6 +2,7 @@
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
+import { transportOf } from '../broker/cli/connect-to-broker.ts';
 import type { ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
@@ -76,6 +77,24 @@ test('detaching over a connection that no longer answers ends the terminal at on
   terminal.detach();
   for await (const bytes of terminal.output) expect(bytes).toBe('no output');
   expect(await terminal.ended).toEqual({ why: 'detached' });
+});
+
+test('input that is written before detaching arrives, although the command line closes its connections at once', async () => {
+  const door = await startTerminalServer();
+  const { options, close } = await transportOf({});
+  const arrival = door.arrival();
+  const opening = openTerminal(options.webSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`));
+  const port = await arrival;
+  void port.notify(ready);
+  const terminal = await opening;
+  // More than the network stores while nobody reads it.
+  const input = Buffer.alloc(16 * 1024 * 1024);
+  void terminal.write(input);
+  terminal.detach();
+  await close();
+  let bytes = 0;
+  for await (const action of port.actions) if ('input' in action) bytes += action.input.length;
+  expect(bytes).toBe(input.length);
 });
 
 test('a broken connection ends the terminal as lost, and its output as well', async () => {

@@ -51,8 +51,8 @@ export function through(
       webSocket: (url) => new undici.WebSocket(url, { dispatcher }),
     },
     close() {
-      // destroy() does not end the connection of a WebSocket.
-      for (const socket of sockets) socket.destroy();
+      // dispatcher.destroy() does not end the connection of a WebSocket. Input that was written before is still sent.
+      for (const socket of sockets) socket.destroySoon();
       return dispatcher.destroy();
     },
   };
