@@ -1,4 +1,4 @@
-// A command line that waits for a broker which is silent for longer than fetch would wait.
+// The command line while its broker is silent for longer than fetch waits, or ends during a request.
 import { once } from 'node:events';
 import { createServer, type ServerResponse } from 'node:http';
 import { join } from 'node:path';

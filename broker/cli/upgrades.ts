@@ -170,7 +170,7 @@ async function followUpgrade(client: Farhand, upgrade: Upgrade): Promise<Upgrade
     }
   } catch (error) {
     throw error instanceof FarhandError
-      ? new Exit(1, `${error.message}; ${goesOn}`, { cause: error })
+      ? new Exit(1, `${error.message} (${error.code}); ${goesOn}`, { cause: error })
       : error;
   } finally {
     if (isTTY) writeNow('stderr', '\n');

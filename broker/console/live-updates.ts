@@ -84,8 +84,8 @@ let openedBefore = false;
 function opened(): void {
   const isLate = openedBefore || lost.peek();
   stream.value = 'open';
-  // After an interruption, the page loads all data again, because it has missed changes. If the first attempt opens the
-  // first connection, the data is still new.
+  // After an interruption or a failed first attempt, the page loads all data again, because it has missed changes. If
+  // the first attempt succeeds, the data is still new.
   if (isLate) {
     void identifyAgain();
     for (const { returned } of [...listeners]) returned();

@@ -141,7 +141,7 @@ describe('farhand exec on one machine', () => {
     });
   });
 
-  test('cancels a command, or a batch, whose answer has not arrived yet on Ctrl-C', async () => {
+  test('on Ctrl-C cancels a command or batch whose id has not arrived yet', async () => {
     const { system, agent, farhand } = await startScene();
     const more = await system.agent({ name: 'web-2' });
     for (const machines of [[agent.machineId], [agent.machineId, more.machineId]]) {

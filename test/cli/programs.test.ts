@@ -254,7 +254,7 @@ test('a broker that hangs is reported, and no other is started beside it', async
   expect(processesWith(dataDir)).toEqual([]);
 });
 
-test('a broker that the command line has started ends with it, however that ends', async () => {
+test('a broker that the command line has started ends with it, also if it is killed', async () => {
   const { dataDir, ...first } = await startBroker();
   await stop(first, 'SIGTERM');
   for (const signal of ['SIGTERM', 'SIGKILL'] as const) {

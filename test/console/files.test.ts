@@ -268,7 +268,7 @@ browserTest(
 );
 
 browserTest(
-  'a step in the history from one edited file to another displays the content of that file',
+  'a step in the browser history from one edited file to another displays the content of the other one',
   async () => {
     const folder = temporaryFolder('files');
     for (const name of ['a.txt', 'b.txt']) writeFileSync(join(folder, name), `content of ${name}`);

@@ -158,16 +158,19 @@ browserTest(
   },
 );
 
-browserTest('a page loads again what changed before its first live update could arrive', async () => {
-  const system = await startWithConsole();
-  const machine_id = await startMachine(system, 'web-1');
-  const { page, open } = await newLogin(system);
-  let isBlocked = true;
-  await page.route('**/api/v1/live**', (route) => (isBlocked ? route.abort() : route.continue()));
-  await open(`/machines/${machine_id}`);
-  await page.getByRole('heading', { name: /web-1/, level: 1 }).waitFor();
-  await page.getByText('The page may be out of date').waitFor();
-  await system.client.machines.update({ machine_id, name: 'web-2' });
-  isBlocked = false;
-  await page.getByRole('heading', { name: /web-2/, level: 1 }).waitFor();
-});
+browserTest(
+  'a page loads its data again if its first live stream opened only at a later attempt',
+  async () => {
+    const system = await startWithConsole();
+    const machine_id = await startMachine(system, 'web-1');
+    const { page, open } = await newLogin(system);
+    let isBlocked = true;
+    await page.route('**/api/v1/live**', (route) => (isBlocked ? route.abort() : route.continue()));
+    await open(`/machines/${machine_id}`);
+    await page.getByRole('heading', { name: /web-1/, level: 1 }).waitFor();
+    await page.getByText('The page may be out of date').waitFor();
+    await system.client.machines.update({ machine_id, name: 'web-2' });
+    isBlocked = false;
+    await page.getByRole('heading', { name: /web-2/, level: 1 }).waitFor();
+  },
+);

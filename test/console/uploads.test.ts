@@ -47,7 +47,7 @@ browserTest('a thousand files in folders arrive byte for byte', async () => {
 });
 
 browserTest(
-  'a dropped folder goes to where it was dropped, although another folder is open once it is read',
+  'a dropped folder is uploaded to the folder onto which it was dropped, although another folder is open by then',
   async () => {
     const [source, folder] = [join(temporaryFolder('source'), 'tree'), temporaryFolder('files')];
     mkdirSync(source);

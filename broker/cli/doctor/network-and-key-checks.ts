@@ -36,7 +36,10 @@ export async function examineBroker(place: Where): Promise<Finding[]> {
     try {
       assertEncrypted({ ...place, url });
     } catch (error) {
-      return [...reached, fail('network', reason(error), 'use the https URL of the broker')];
+      return [
+        ...reached,
+        fail('network', reason(error), 'start the broker with --tls, and use its https URL'),
+      ];
     }
     const options = { baseUrl: url, apiKey, retries: 0, ...transport?.options };
     return [...reached, ...(await examineWithKey(options))];

@@ -77,7 +77,7 @@ interface EditorProps {
   etag: string | undefined;
 }
 
-/** The text that was not saved when the login ended. The editor of its file continues with it after the next login. */
+/** The text that was not saved when the login ended. After the next login, the editor of its file displays it. */
 let unsaved: EditorProps | undefined;
 
 function takeUnsaved({ machine, path }: EditorProps): EditorProps | undefined {
@@ -133,7 +133,7 @@ function useEditing(given: EditorProps) {
     () => void save(),
   );
   const saveNow = async (): Promise<void> => {
-    const saved = editor.current?.text() ?? '';
+    const saved = editor.current?.text() ?? text;
     try {
       known.current = await saveFile(machine, path, saved, known.current);
     } catch (error) {
@@ -146,7 +146,7 @@ function useEditing(given: EditorProps) {
     say(`${baseOf(path)} is saved`);
   };
   const saving = useRef(Promise.resolve());
-  /** Saves the text after the saves before, because each save needs the ETag of the version before. */
+  /** Saves the text once earlier saves have ended, because each save needs the ETag of the version before. */
   const save = (): Promise<void> => (saving.current = saving.current.then(saveNow));
   const replace = (version: Version): void => {
     editor.current?.replace(version.text ?? '');

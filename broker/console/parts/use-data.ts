@@ -108,7 +108,7 @@ export function useData<T>(
 
 /**
  * Calls `run` after updates for which `when` is true, and after an interruption of the live updates, but at most once a
- * second.
+ * second. After an interruption, calls `interrupted` first, at once.
  */
 function useEvents(
   run: () => void,
