@@ -1,8 +1,9 @@
-// The command line while its broker is silent for longer than fetch waits, or ends during a request.
+// The connections of the command line: a broker that is silent for longer than fetch waits or ends during a request, and
+// a proxy.
 import { once } from 'node:events';
 import { createServer, type ServerResponse } from 'node:http';
 import { join } from 'node:path';
-import { afterEach, expect, test, vi } from 'vitest';
+import { afterEach, expect, onTestFinished, test, vi } from 'vitest';
 import { withSocket } from '../broker/cli/call-or-start-local-broker.ts';
 import { createTransport } from '../broker/cli/pinned-transport.ts';
 import { atEnd } from './close-after-tests.ts';
@@ -33,6 +34,16 @@ test('an answer and its next byte may take longer than the 300 s that fetch wait
   passSixMinutes();
   response.end('two');
   expect(Buffer.from((await next)?.value ?? '').toString()).toBe('two');
+  await close();
+});
+
+test('requests go through the proxy of the environment if NODE_USE_ENV_PROXY is set, as those of fetch do', async () => {
+  const server = createServer(({ url }, response) => response.end(url));
+  vi.stubEnv('NODE_USE_ENV_PROXY', '1');
+  vi.stubEnv('http_proxy', `http://127.0.0.1:${await listenOnLoopback(server)}`);
+  onTestFinished(() => void vi.unstubAllEnvs());
+  const { options, close } = await transportOf({});
+  expect(await (await options.fetch('http://broker.example/')).text()).toBe('http://broker.example/');
   await close();
 });
 

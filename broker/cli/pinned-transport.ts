@@ -33,6 +33,7 @@ export interface Transport {
  */
 export function through(
   how: undici.buildConnector.connector | undici.buildConnector.BuildOptions,
+  Dispatcher: typeof undici.Agent | typeof undici.EnvHttpProxyAgent = undici.Agent,
 ): Transport {
   const connector = typeof how === 'function' ? how : undici.buildConnector({ allowH2: false, ...how });
   const sockets = new Set<Socket>();
@@ -42,7 +43,7 @@ export function through(
       if (socket) sockets.add(socket.once('close', () => sockets.delete(socket)));
       callback(...result);
     });
-  const dispatcher = new undici.Agent({ connect, headersTimeout: 0, bodyTimeout: 0 });
+  const dispatcher = new Dispatcher({ connect, headersTimeout: 0, bodyTimeout: 0 });
   return {
     options: {
       // The cast is safe: undici's fetch is the global fetch with a dispatcher; only its types differ.
@@ -60,7 +61,9 @@ export function through(
 
 export function createTransport({ pin, ca }: Trust): Transport {
   if (pin) return through(pinned(readPins(pin)));
-  return through(ca ? { ca: readAuthority(ca) } : {});
+  if (ca) return through({ ca: readAuthority(ca) });
+  // As fetch does, uses the proxy that the environment names if this variable of Node is set.
+  return through({}, process.env.NODE_USE_ENV_PROXY === '1' ? undici.EnvHttpProxyAgent : undici.Agent);
 }
 
 function readAuthority(file: string): string {
