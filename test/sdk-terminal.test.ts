@@ -2,7 +2,7 @@
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
-import { transportOf } from '../broker/cli/connect-to-broker.ts';
+import { createTransport } from '../broker/cli/pinned-transport.ts';
 import type { ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
@@ -81,7 +81,7 @@ test('detaching over a connection that no longer answers ends the terminal at on
 
 test('input that is written before detaching arrives, although the command line closes its connections at once', async () => {
   const door = await startTerminalServer();
-  const { options, close } = await transportOf({});
+  const { options, close } = createTransport({});
   const arrival = door.arrival();
   const opening = openTerminal(options.webSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`));
   const port = await arrival;

@@ -42,7 +42,7 @@ test('requests go through the proxy of the environment if NODE_USE_ENV_PROXY is 
   vi.stubEnv('NODE_USE_ENV_PROXY', '1');
   vi.stubEnv('http_proxy', `http://127.0.0.1:${await listenOnLoopback(server)}`);
   onTestFinished(() => void vi.unstubAllEnvs());
-  const { options, close } = await transportOf({});
+  const { options, close } = createTransport({});
   expect(await (await options.fetch('http://broker.example/')).text()).toBe('http://broker.example/');
   await close();
 });
