@@ -87,7 +87,7 @@ test('input that is written before detaching arrives, although the command line 
   const port = await arrival;
   void port.notify(ready);
   const terminal = await opening;
-  // More than the network stores while nobody reads it.
+  // More than the network stores while the input is not read.
   const input = Buffer.alloc(16 * 1024 * 1024);
   void terminal.write(input);
   terminal.detach();
