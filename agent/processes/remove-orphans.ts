@@ -1,5 +1,6 @@
-// Removes ended orphans. In a container, the agent may be the first process (pid 1). The kernel then makes it the parent
-// of all processes that commands leave behind, and keeps each of them as a zombie until its parent has waited for it.
+// Removes ended orphans. In a container, the agent may be the first process (pid 1). The kernel then makes it the
+// parent of all processes that commands leave behind, and keeps each of them as a zombie until its parent has waited
+// for it.
 import { readdirSync } from 'node:fs';
 import { every } from '../../shared/clock.ts';
 import { type Process, statNow } from './proc-pid-stat.ts';

@@ -113,8 +113,8 @@ function adviceOn({ url, pin, ca }: Where & { url: string }, why: string, pinIt:
 }
 
 /**
- * Returns the transport that verifies a pinned key or a private CA, or waits longer than fetch; undefined if plain fetch
- * suffices. Loading the transport takes some 40 ms.
+ * Returns the transport that verifies a pinned key or a private CA, or waits longer than fetch; undefined if plain
+ * fetch suffices. Loading the transport takes some 40 ms.
  */
 export const transportOf = async (place: Where) =>
   place.pin || place.ca || place.isSlow

@@ -205,7 +205,8 @@ export class Batches {
     const counts = { open: machines.length - elsewhere.length, running: 0, elsewhere: 0, failures: 0 };
     const progress = { ...batch, ...counts, isComplete: false };
     const isElsewhere = new Set(elsewhere);
-    // All queues are checked before the first slice is stored, because its audit entries say that the batch was started.
+    // All queues are checked before the first slice is stored, because its audit entries say that the batch was
+    // started.
     for (const id of machines) if (!isElsewhere.has(id)) scheduler.refuseLongQueue(id);
     const all: Command[] = [];
     try {

@@ -28,7 +28,10 @@ export class HistoryReader {
     return waiting.promise;
   }
 
-  /** Waits for the query that runs. Rejects all calls of read() that wait. The broker closes its listeners first, so no client waits for them. */
+  /**
+   * Waits for the query that runs. Rejects all calls of read() that wait. The broker closes its listeners first, so no
+   * client waits for them.
+   */
   async close(): Promise<void> {
     this.#closed = true;
     await this.#thread?.terminate();

@@ -206,8 +206,8 @@ export class Rollout {
   }
 
   /**
-   * Stores the outcome that a machine reports only after the end of its upgrade. For example, the machine may have begun
-   * to install the package just before the upgrade was cancelled.
+   * Stores the outcome that a machine reports only after the end of its upgrade. For example, the machine may have
+   * begun to install the package just before the upgrade was cancelled.
    */
   async #storeLate(machineId: MachineId): Promise<void> {
     const last = this.#services.machineFacts.of(machineId)?.installation?.last_upgrade;

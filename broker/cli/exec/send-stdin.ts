@@ -37,7 +37,8 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
     }
     await send(Buffer.alloc(0), true);
   } catch (error) {
-    // Errors of the request are ignored here: either the command no longer reads its input, or its result has the reason.
+    // Errors of the request are ignored here: either the command no longer reads its input, or its result shows the
+    // reason.
     if (over.aborted || error instanceof FarhandError) return;
     hint(`farhand: standard input could not be read (${reasonOf(error)}); its end was sent to the command`);
     await send(Buffer.alloc(0), true).catch(() => undefined);
