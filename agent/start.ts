@@ -160,7 +160,7 @@ async function joined(
         await rm(file, { force: true }).catch((error: unknown) =>
           log.warn(
             { reason: reasonOf(error) },
-            'the file of the join token could not be removed; remove it, unless it is read-only on purpose',
+            'the file of the join token could not be removed; remove it by hand, unless it is meant to be read-only',
           ),
         );
       return identity;

@@ -276,7 +276,7 @@ const ours =
 const longestMessage = 2_000;
 const longestDetails = 64 * 1024;
 
-/** Replaces NUL characters, which PostgreSQL cannot store. A command whose end has one could never be stored. */
+/** Replaces NUL characters, which PostgreSQL cannot store. Otherwise the end of a command could never be stored. */
 export const withoutNul = (text: string): string => text.replaceAll('\0', '\ufffd');
 
 /** Converts a received error. A code that is unknown, or that only a broker may send, becomes machine_error. */

@@ -34,7 +34,8 @@ function lock(directory: string, program: string): () => void {
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file, { timeout: 0 });
   try {
-    // The journal is in memory, because its file could not be created on a full disk. Nothing is written to lock.db.
+    // The journal is in memory, because a journal file cannot be created on a full disk. No data is at risk: nothing is
+    // written to lock.db.
     database.exec('PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = MEMORY; BEGIN EXCLUSIVE');
   } catch (error) {
     database.close();

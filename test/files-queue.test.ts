@@ -203,7 +203,7 @@ test('200 reads, 200 moves and 100 uploads at once of a real machine all succeed
   expect(readdirSync(join(folder, 'moved'))).toHaveLength(200);
 });
 
-test('a revoked key with many open and waiting reads frees all their places', async () => {
+test('revoking a key with many open and waiting reads frees all their slots', async () => {
   const { system, agent, base, read, arrived } = await readableMachine(4);
   const { key } = await system.keyed(['files:read']);
   const reads = Array.from({ length: 12 }, (_, n) =>

@@ -346,7 +346,7 @@ test('a schedule runs a saved command with its values, as the command is at that
   await client.savedCommands.remove({ saved_command_id });
 });
 
-test('a schedule keeps the values of its saved command if an update names the same command, but not another', async () => {
+test('a schedule keeps its parameter values if an update names the same saved command, and drops them for another', async () => {
   const { client, ids, save } = await started();
   const parameters = [{ name: 'x', type: 'string', default: 'all' }];
   const { id: saved_command_id } = await save({ parameters });

@@ -182,8 +182,8 @@ async function withdraw({ from, stats, source }: Transfer, away: fs.Confined, be
   // Temporary files count here: an upload that has begun would publish its file in the withdrawn directory. A tree that
   // cannot be read counts as changed.
   if (same && (await stateBelow(away, now).catch(() => undefined)) === before) return;
-  // rename(2) instead of link(2), which fails on some file systems, and for files of other users. If the name is taken
-  // again, the source gets another name: the caller removes what stays in the private directory.
+  // Uses rename(2), because link(2) fails on some file systems and for files of other users. If the name is taken
+  // again, the source gets a new name outside the private directory, which the caller removes.
   const isFree = (await fs.lookAt(from.at)) === undefined;
   const back = (to: fs.Confined) => fs.rename(away, to).then(() => true);
   if (isFree && (await back(from.at).catch(() => false)))

@@ -93,7 +93,7 @@ class Watch implements Disposable {
   readonly #only: Bytes | undefined;
   /** The requested directory, or the directory that contains the requested file. */
   readonly #start: fs.Confined;
-  /** Path of `#start` in the kernel, which changes if it, or a directory above it, is renamed or removed. */
+  /** The kernel's path of `#start`. It changes if `#start`, or a directory above it, is renamed or removed. */
   #place: Bytes | undefined;
   readonly #cancelChecks: () => void;
   readonly #quota: Quota;

@@ -21,7 +21,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   readonly #state: State;
   readonly #deliveries: Deliveries;
   readonly #rightsOf: RightsOf;
-  /** Recipients whom a mail server has refused for now, by e-mail. Only they get its next attempt. */
+  /** For each e-mail, the recipients whom the mail server has refused temporarily. Only they get the next attempt. */
   readonly #left = new Map<string, readonly string[]>();
 
   constructor(state: State, deliveries: Deliveries, rightsOf: RightsOf) {

@@ -30,7 +30,7 @@ export class Monitor {
    * find changes.
    */
   #seen: Followed;
-  /** The kinds whose rules could not be evaluated. All rules of such a kind are evaluated again soon. */
+  /** The kinds whose rules could not be evaluated. All rules of such a kind are evaluated again after 5 s. */
   readonly #failing = new Set<AlertRule['kind']>();
   #stops: (() => void)[] = [];
   #stopped = false;

@@ -95,7 +95,8 @@ export class TrackedAlerts {
   /** Opens an alert. Call this when its condition has lasted for the minimum time that the rule sets (`for`). */
   open(tracked: Tracked): void {
     tracked.target = 'open';
-    // The condition had ended, but this could not be stored. So the alert continues, and its timer was cancelled.
+    // If there is an alert, its condition has ended and its timer was cancelled, but the end could not be stored. So the
+    // alert continues.
     if (tracked.alert) this.armNext(tracked, tracked.alert);
     void this.#settle(tracked);
   }

@@ -62,7 +62,7 @@ export function through(
 export function createTransport({ pin, ca }: Trust): Transport {
   if (pin) return through(pinned(readPins(pin)));
   if (ca) return through({ ca: readAuthority(ca) });
-  // As fetch does, uses the proxy that the environment names if this variable of Node is set.
+  // Like fetch, uses the proxy of the environment if NODE_USE_ENV_PROXY is 1.
   return through({}, process.env.NODE_USE_ENV_PROXY === '1' ? undici.EnvHttpProxyAgent : undici.Agent);
 }
 

@@ -49,7 +49,7 @@ export function addShell(program: Command): void {
       throw new UsageError('choose either a machine or an open session (--session ID)');
     if (observe && session === undefined)
       throw new UsageError('--observe needs a session to watch: give its id by --session ID');
-    // Plain WebSockets cannot be closed over a dead connection, but those of the slower transport can.
+    // A WebSocket of Node cannot be closed over a dead connection. One of this transport can, but takes longer to load.
     await withBroker({ ...where(options), isSlow: true }, async (client) => {
       const session_id = session ?? (await createSession(client, machine ?? ''));
       process.exitCode = await showSession(client, session_id, observe);

@@ -29,8 +29,8 @@ export class HistoryReader {
   }
 
   /**
-   * Waits for the query that runs. Rejects all calls of read() that wait. The broker closes its listeners first, so no
-   * client waits for them.
+   * Waits for the running query, and rejects the waiting calls of read(). No client waits for these calls, because the
+   * broker closes its listeners first.
    */
   async close(): Promise<void> {
     this.#closed = true;

@@ -345,7 +345,7 @@ class KeyUsage {
   /** Reads the uses that other brokers on the same database have stored. Never rejects. */
   async readOthers(): Promise<void> {
     if (!this.#history.isRemote) return;
-    // While the database does not answer, the uses that are known remain.
+    // While the database does not answer, the uses that were read last remain.
     for (const row of await this.#history.all(allUses).catch(() => [])) {
       const id = textIn(row, 'key_id');
       const known = this.#uses.get(id);

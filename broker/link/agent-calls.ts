@@ -245,7 +245,8 @@ export class Calls {
         release();
       };
       abort.signal.addEventListener('abort', end, { once: true });
-      // A client that disconnects may cancel this call in the turn in which another of its calls passes on the slot.
+      // A disconnect may cancel this call in the same turn of the event loop in which another call of the client passes
+      // on the slot.
       if (abort.signal.aborted) end();
       return { id: newId('call'), abort, end: () => abort.abort(finished) };
     } catch (error) {

@@ -53,7 +53,7 @@ interface Earlier {
   madeId: string | undefined;
 }
 
-/** What is stored when a request has ended. */
+/** The result that is stored when a request has ended. */
 interface End {
   /** The answer; undefined if it is not stored. */
   answer: string | undefined;
@@ -134,7 +134,10 @@ export class Idempotency {
     return madeId === undefined ? answer : recall(madeId, caller, answer);
   }
 
-  /** Stores again that requests have ended, if that failed before. Until then, other brokers refuse their repeats. */
+  /**
+   * Repeats the failed writes that requests have ended. Until one succeeds, other brokers refuse repeats of the
+   * requests.
+   */
   async release(): Promise<void> {
     const ids = [...this.#unreleased];
     if (ids.length === 0) return;
@@ -245,7 +248,7 @@ export class Idempotency {
       transaction.run('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL', id);
       transaction.run('UPDATE idempotency SET running = NULL WHERE id = ?', id);
     } else {
-      // The outbox may still have the entry with the id of the object, so the id is written here too.
+      // The entry with the object's id may still wait in the outbox, so the id is written here too.
       const sql = `UPDATE idempotency SET answer = ?, fields = ?, resource_id = coalesce(resource_id, ?), running = NULL
         WHERE id = ?`;
       transaction.run(sql, answer ?? null, fields, madeId, id);

@@ -123,7 +123,7 @@ export class PathWatches {
     const key = keyOf(tracked);
     const before = this.#watches.get(key);
     const isWatched = !this.#stopped && on_change && enabled && this.#tracked.isOwn(tracked);
-    // A change of the key ends no watch, because changes that wait for a run would be lost with it.
+    // When another key edits the schedule, the watch continues. Otherwise changes that wait for a run would be lost.
     if (!isWatched || before?.schedule.since !== since || before.tracked !== tracked) this.#drop(key);
     if (!isWatched) return;
     const watch = this.#watches.get(key) ?? newWatch(tracked, on_change);

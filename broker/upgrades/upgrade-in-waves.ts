@@ -168,7 +168,7 @@ export class Rollout {
       const known = this.#members.get(member.machine_id);
       if (this.#isStopped || known?.upgrade.id === member.upgrade_id) continue;
       if (!plan || !this.#records.history.owns(member.machine_id)) continue;
-      // A machine is in one open upgrade at most, so a cancel has ended the known one in the database.
+      // A machine has at most one open upgrade. So the one in memory has been cancelled in the database.
       this.#remove(member.machine_id);
       this.#add(member, plan);
     }

@@ -305,7 +305,7 @@ export class UpgradeRecords {
   }
 }
 
-/** SQL condition that is true for ended machines that have not reported the outcome of their upgrade. */
+/** SQL condition for machines whose upgrade has ended, and that have not reported its outcome. */
 const withoutOutcome = `(status IN ('cancelled', 'skipped') OR reason = 'no_answer')`;
 
 /** The reason why a machine is skipped whose earlier upgrade has not ended. */

@@ -752,7 +752,7 @@ describe('listing', () => {
   });
 });
 
-test('names of users that could not be read without file descriptors are read again', async () => {
+test('names of users that could not be read for lack of file descriptors are read again', async () => {
   const users = JSON.stringify(join(import.meta.dirname, '../../agent/files/users-groups.ts'));
   const program = disk.program(`import { execFileSync } from 'node:child_process';
     const { createUsers } = await import(${users});

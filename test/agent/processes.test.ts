@@ -318,7 +318,7 @@ test('an entry that could not be written is not part of a later write for anothe
   await again.close();
 });
 
-test('an end that could not be written is written as soon as the disk has space, without another command', async () => {
+test('the end of a command is written as soon as a full disk has space, even if no other command starts', async () => {
   const directory = join(home, 'journal');
   const journal = await journalIn(directory);
   const id = newId('command');

@@ -68,7 +68,7 @@ test.each(['processes', 'temporary.journal'])(
   },
 );
 
-test('a lock needs no space on the disk, and an error of its file does not count as another process', () => {
+test('a lock works on a full disk, and an error of its file is not reported as the lock of another process', () => {
   const dataDir = temporaryFolder('locked');
   const unlock = takeDirectory(dataDir, 'agent');
   expect(readdirSync(dataDir)).toEqual(['lock.db']);

@@ -138,7 +138,7 @@ test('install.sh keeps the versions of an upgrade that root’s unit has not fin
   expect(versions()).toEqual(['current']);
 });
 
-test('install.sh changes nothing while it runs already', async () => {
+test('a second install.sh changes nothing while the first one runs', async () => {
   const [url, root] = [await serveAgent(), temporaryFolder('root')];
   const place = join(root, 'opt/farhand-agent');
   mkdirSync(place, { recursive: true });

@@ -30,8 +30,8 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
 }
 
 /**
- * Places a file or directory that the agent has made. Even the owner of a directory needs write permission in that
- * directory to move it to another parent, so a directory without it gets it for the rename.
+ * Places a file or directory that the agent has made. Moving a directory to another parent needs write permission in
+ * it, even for its owner. If the permission is missing, it is granted during the rename.
  */
 export async function placeOwn(placement: Placement): Promise<void> {
   using made = await fs.pin(placement.from);

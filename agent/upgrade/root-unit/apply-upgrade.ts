@@ -182,7 +182,7 @@ class Upgrade {
     await this.#clean();
   }
 
-  /** Removes the files that no version needs. A failure only leaves them: the outcome must be reported in any case. */
+  /** Removes the files that no version needs. Never rejects, because the outcome must be reported in any case. */
   async #sweep(kind: State['kind']): Promise<void> {
     await this.#installer(kind)
       .sweep()

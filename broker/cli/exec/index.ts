@@ -77,7 +77,7 @@ async function runOnOne(
   }
   const over = new AbortController();
   const silence = reportMachine(client, machine_id, machine);
-  // A signal may come before the answer, when the command runs already. It is then cancelled once its id is known.
+  // A signal may arrive while the command runs already, but before its id. The command is then cancelled later.
   const stop = one.cancelOnSignals(async () => client.commands.cancel({ command_id: (await asked).id }));
   try {
     const command_id = (await asked).id;

@@ -59,7 +59,7 @@ export async function followBatch(
   json: boolean,
   isSaved = false,
 ): Promise<number> {
-  // A signal may come before the answer, when the batch runs already. It is then cancelled once its id is known.
+  // A signal may arrive while the batch runs already, but before its id. The batch is then cancelled later.
   const stop = one.cancelOnSignals(async () => client.batches.cancel({ batch_id: (await asked).id }));
   try {
     const { id: batch_id, results } = await asked;

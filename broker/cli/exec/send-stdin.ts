@@ -40,7 +40,9 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
     // Errors of the request are ignored here: either the command no longer reads its input, or its result shows the
     // reason.
     if (over.aborted || error instanceof FarhandError) return;
-    hint(`farhand: standard input could not be read (${reasonOf(error)}); its end was sent to the command`);
+    hint(
+      `farhand: standard input could not be read (${reasonOf(error)}); the end of input was sent to the command`,
+    );
     await send(Buffer.alloc(0), true).catch(() => undefined);
   } finally {
     over.removeEventListener('abort', leave);

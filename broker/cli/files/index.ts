@@ -161,8 +161,8 @@ function addTransfers(files: Command): void {
 }
 
 /**
- * Milliseconds that the program may take to end after a transfer was interrupted. Without this limit, a pipe without a
- * reader or writer could keep the program from ending.
+ * Milliseconds after an interrupted transfer has removed its partial files, within which the program must end. Without
+ * this limit, a pipe without a reader or writer could keep it from ending.
  */
 const mostEndMs = 3_000;
 

@@ -218,7 +218,7 @@ export class PeerClient {
     const headers = { ...headersOf(request, forwarded), connection: 'Upgrade', upgrade: 'websocket' };
     const outgoing = this.#send(peer, request, headers);
     const abort = (): void => void outgoing.destroy();
-    // The client may have gone while its broker was looked up.
+    // The client may have disconnected while the owner of the machine was looked up.
     if (socket.destroyed) abort();
     else socket.once('close', abort);
     outgoing.end();

@@ -65,7 +65,7 @@ export function useData<T>(
   const reload = useCallback(() => setRound((before) => before + 1), []);
   const replace = useCallback((data: T) => setState({ data, error: undefined }), []);
   const loading = useRef(false);
-  /** True if an event has arrived during a load. The next load waits for its end, because loads may be slow. */
+  /** True if an event has arrived during a load. The next load starts after this one, because loads may be slow. */
   const again = useRef(false);
   const afterEvent = useCallback(() => {
     if (loading.current) again.current = true;
