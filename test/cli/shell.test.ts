@@ -244,7 +244,7 @@ describe('through pipes, farhand shell', () => {
     history.exec(`WITH RECURSIVE count (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < 100)
       INSERT INTO sessions SELECT id || n, machine_id, machine_hostname, shell, status, created_at + 60000, connected_at,
         last_heartbeat_at, grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows,
-        requested_by, instance_id, ending FROM sessions, count WHERE ended_at IS NOT NULL`);
+        requested_by, instance_id, ending, sent_to FROM sessions, count WHERE ended_at IS NOT NULL`);
     history.close();
     const listed: unknown = JSON.parse((await farhand(local, ['sessions', 'list', '-o', 'json'])).stdout);
     expect(listed).toEqual([expect.objectContaining({ session_id })]);
