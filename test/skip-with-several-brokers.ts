@@ -27,7 +27,10 @@ export const notWithSeveralBrokers: SkipReasons = {
       /^when more than max_failures|^offline members count as failures|^DELETE cancels running|^members whose machines are not back/,
     ],
     [clock, /^waiting members expire at their time/],
-    [inside, /^a batch of many machines|^a batch whose (first|second) part cannot be stored/],
+    [
+      inside,
+      /^a batch of many machines|^a batch whose (first|second) part cannot be stored|^a batch that a full queue refuses/,
+    ],
   ],
   'batches-follow.test.ts': [[each, /^a key follows at most 100 batches/]],
   'commands-on-busy-machine.test.ts': [[clock, /^waiting commands survive a minute/]],
