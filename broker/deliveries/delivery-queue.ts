@@ -104,7 +104,7 @@ export class DeliveryQueue<R extends Receiver> {
   /** Starts the queues that have waiting deliveries from before the broker's start. */
   async start(): Promise<void> {
     this.#started = true;
-    const { receivers, history, store } = this.#parts;
+    const { receivers, store } = this.#parts;
     const all = [...receivers.byId.keys()];
     const waiting = await Promise.all(all.map((id) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
@@ -112,9 +112,7 @@ export class DeliveryQueue<R extends Receiver> {
     // to the longest possible delay. That is twice the longest usual delay, because Retry-After can double the usual
     // delay (#waitAfter()).
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
-    await history.write((transaction) => {
-      for (const id of left) store.limitDue(id, store.now() + longest, transaction);
-    });
+    await this.#limitDue(left, longest);
     for (const id of left)
       this.#queueOf(id).cancelTimer = after(Math.random() * startGapMs * left.length, () => this.reread(id));
   }
@@ -144,7 +142,9 @@ export class DeliveryQueue<R extends Receiver> {
   async follow(id: string, wasEnabled: boolean): Promise<void> {
     await this.#save();
     await this.#sweep(this.#queueOf(id));
-    if (wasEnabled) await this.#limitDue(id, 0);
+    if (!wasEnabled) return;
+    await this.#limitDue([id], 0);
+    this.reread(id);
   }
 
   /** Stops the queues. Running attempts have 2 s to finish; aborted ones are made again after the next start. */
@@ -362,18 +362,22 @@ export class DeliveryQueue<R extends Receiver> {
     return waiting;
   }
 
-  /** Brings forward waiting deliveries, so that none is due later than `ms` milliseconds from now. */
-  async #limitDue(id: string, ms: number): Promise<void> {
+  /**
+   * Brings forward waiting deliveries of these receivers, so that none is due later than `ms` milliseconds from now.
+   * Never rejects.
+   */
+  async #limitDue(ids: readonly string[], ms: number): Promise<void> {
     const { history, store } = this.#parts;
     try {
-      await history.write((transaction) => store.limitDue(id, store.now() + ms, transaction));
+      await history.write((transaction) => {
+        for (const id of ids) store.limitDue(id, store.now() + ms, transaction);
+      });
     } catch (error) {
       this.#log.error(
-        { err: error, receiver: id },
-        'the waiting deliveries of a webhook or alert channel could not be sent earlier; they are attempted at their planned times',
+        { err: error, receivers: ids },
+        'the waiting deliveries of webhooks or alert channels could not be sent earlier; they are attempted at their planned times',
       );
     }
-    this.reread(id);
   }
 
   /** Aborts attempts that are no longer allowed after a change of receivers, keys or machines. */
