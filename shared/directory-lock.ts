@@ -39,17 +39,11 @@ function lock(directory: string, program: string): () => void {
     database.exec('PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = MEMORY; BEGIN EXCLUSIVE');
   } catch (error) {
     database.close();
-    if (!(error instanceof Error && error.message.includes('locked')))
-      throw new StartError(
-        `${file} cannot be locked (${reasonOf(error)}); fix the cause and start again`,
-        1,
-        {
-          cause: error,
-        },
-      );
-    throw new StartError(`${inUse(program, directory)}; stop that process, or choose another --data-dir`, 1, {
-      cause: error,
-    });
+    const isInUse = error instanceof Error && error.message.includes('locked');
+    const message = isInUse
+      ? `${inUse(program, directory)}; stop that process, or choose another --data-dir`
+      : `${file} cannot be locked (${reasonOf(error)}); fix the cause and start again`;
+    throw new StartError(message, 1, { cause: error });
   }
   return () => database.close();
 }
