@@ -11,6 +11,9 @@ import type { AlertChannel, State } from '../state/index.ts';
 import { jsonFor, type Message, messageOf, type Notification, notification } from './notification-formats.ts';
 import { sendMail } from './send-email.ts';
 
+/** Maximum number of e-mails whose remaining recipients are remembered. */
+const mostLeft = 1_000;
+
 /** The fields of a channel that are stored encrypted. */
 export interface Sealed {
   url: string;
@@ -153,6 +156,3 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     });
   }
 }
-
-/** Maximum number of e-mails whose remaining recipients are remembered. */
-const mostLeft = 1_000;
