@@ -1,6 +1,7 @@
 // The console's file browser: uploads, names that look like markup, and a file that two people edit.
 import { chmodSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import type { Page } from 'playwright-core';
 import { expect } from 'vitest';
 import { temporaryFolder } from '../start-farhand.ts';
 import { browserTest, newFolderPage, newLogin, oneMachine } from './browser.ts';
@@ -119,6 +120,21 @@ browserTest('a file that somebody else saved is not replaced before the differen
   expect(faults).toEqual([]);
 });
 
+/** Appends " two" to app.yaml and saves it. Saves reach the broker only after the returned function is called. */
+async function beginSave(page: Page): Promise<() => void> {
+  const saves = Promise.withResolvers<void>();
+  await page.route('**/files/content', async (route) => {
+    await saves.promise;
+    await route.continue();
+  });
+  await page.getByRole('button', { name: 'app.yaml', exact: true }).click();
+  await page.locator('.cm-content').click();
+  await page.keyboard.press('Control+End');
+  await page.keyboard.type(' two');
+  await page.keyboard.press('Control+s');
+  return () => saves.resolve();
+}
+
 browserTest('two saves at once are no conflict, and the file has the last text', async () => {
   const folder = temporaryFolder('files');
   const file = join(folder, 'app.yaml');
@@ -128,19 +144,10 @@ browserTest('two saves at once are no conflict, and the file has the last text',
   page.on('response', (response) => {
     if (response.url().endsWith('/files/content')) answers.push(response.status());
   });
-  const both = Promise.withResolvers<void>();
-  await page.route('**/files/content', async (route) => {
-    await both.promise;
-    await route.continue();
-  });
-  await page.getByRole('button', { name: 'app.yaml', exact: true }).click();
-  await page.locator('.cm-content').click();
-  await page.keyboard.press('Control+End');
-  await page.keyboard.type(' two');
-  await page.keyboard.press('Control+s');
+  const letSavesPass = await beginSave(page);
   await page.keyboard.type('!');
   await page.keyboard.press('Control+s');
-  both.resolve();
+  letSavesPass();
   await expect.poll(() => answers.length).toBe(2);
   expect(answers).toEqual([200, 200]);
   await page.getByText('not saved').waitFor({ state: 'detached' });
@@ -155,18 +162,9 @@ browserTest(
     const file = join(folder, 'app.yaml');
     writeFileSync(file, 'one');
     const { page, faults } = await newFolderPage(folder);
-    const saves = Promise.withResolvers<void>();
-    await page.route('**/files/content', async (route) => {
-      await saves.promise;
-      await route.continue();
-    });
-    await page.getByRole('button', { name: 'app.yaml', exact: true }).click();
-    await page.locator('.cm-content').click();
-    await page.keyboard.press('Control+End');
-    await page.keyboard.type(' two');
-    await page.keyboard.press('Control+s');
+    const letSavesPass = await beginSave(page);
     await page.keyboard.type(' three');
-    saves.resolve();
+    letSavesPass();
     await page.getByText('app.yaml is saved').waitFor();
     expect(readFileSync(file, 'utf8')).toBe('one two');
     await page.getByText('not saved').waitFor();
