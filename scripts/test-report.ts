@@ -4,11 +4,14 @@
 //   node scripts/test-report.ts passed REPORT     prints the files in which every test passed and none was skipped
 //   node scripts/test-report.ts tests REPORT      prints the tests that passed, a line each: the file, a space and the name
 //   node scripts/test-report.ts REPORT TITLE REPORT TITLE …
-//                                                 prints failed and skipped tests by name, then the sums of all reports
+//                                                 prints failed and skipped tests by name and errors outside of tests,
+//                                                 then the sums of all reports
 //
 // REPORT is a path without ".json". REPORT-again.json, if it exists, is the report of a second run of the failed files.
+// REPORT.log and REPORT-again.log, if they exist, are what vitest printed.
 import { existsSync, readFileSync } from 'node:fs';
 import { basename } from 'node:path';
+import { stripVTControlCharacters } from 'node:util';
 import { z } from 'zod';
 
 const reportSchema = z.object({
@@ -77,6 +80,12 @@ function hasPassed(file: TestFile): boolean {
 function summarize(report: string): { passed: number; failed: number; skipped: number } {
   const run = basename(report);
   const counts = { passed: 0, failed: 0, skipped: 0 };
+  for (const log of [`${report}.log`, `${report}-again.log`]) {
+    const lines = errorsOutsideTests(log);
+    if (lines.length === 0) continue;
+    counts.failed += 1;
+    console.log(`FAILED (${run}): an error outside of the tests:\n  ${lines.join('\n  ')}`);
+  }
   let files: TestFile[] = [];
   let again: TestFile[] = [];
   try {
@@ -112,4 +121,12 @@ function summarize(report: string): { passed: number; failed: number; skipped: n
   // A report without a passed test counts as a failure.
   if (counts.passed === 0) counts.failed += 1;
   return counts;
+}
+
+/** The first lines about errors that belong to no test. They fail a run in which every test passed. */
+function errorsOutsideTests(log: string): string[] {
+  if (!existsSync(log)) return [];
+  const lines = stripVTControlCharacters(readFileSync(log, 'utf8')).split('\n');
+  const start = lines.findIndex((line) => line.includes('Unhandled Error'));
+  return start < 0 ? [] : lines.slice(start, start + 40);
 }
