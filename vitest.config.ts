@@ -65,9 +65,9 @@ export default defineConfig({
     // More workers than cores, because tests mostly wait for disks, timers and other processes.
     maxWorkers: Math.max(4, availableParallelism()),
     // Tests may be slow on a busy machine. Only tests about time have shorter limits of their own.
-    testTimeout: 60_000,
-    hookTimeout: 60_000,
-    expect: { poll: { timeout: 30_000 } },
+    testTimeout: 120_000,
+    hookTimeout: 120_000,
+    expect: { poll: { timeout: 60_000 } },
     // An unhandled rejection is a defect of the product. It fails the run even if every test passed.
     dangerouslyIgnoreUnhandledErrors: false,
     setupFiles: ['test/setup.ts'],
