@@ -5,12 +5,6 @@ import type { Logger } from '../../shared/logger.ts';
 
 /** Size of a buffer in bytes: the default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;
-/**
- * Buffers of closed pumps. New pumps reuse them, because new buffers for every command would burden the garbage
- * collector.
- */
-const spare: Buffer[] = [];
-const mostSpare = 32;
 
 /**
  * Waits until all pipes have ended, and closes them. A pipe that a background process holds open is closed after at
@@ -35,7 +29,7 @@ export class Pump {
   /** Resolves when the pipe has ended or is closed, and all bytes read from it are in the log. Never rejects. */
   readonly done: Promise<void>;
   readonly #pipe: Socket;
-  readonly #buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
+  readonly #buffer = Buffer.allocUnsafeSlow(pipeBytes);
   readonly #store: (data: Uint8Array) => Promise<void>;
   #written = Promise.resolve();
   #busySince = Number.POSITIVE_INFINITY;
@@ -65,12 +59,7 @@ export class Pump {
         this.#ended = true;
         void this.#written.then(resolve);
       });
-      this.#pipe.once('close', () => {
-        void this.#written.then(() => {
-          if (spare.length < mostSpare) spare.push(this.#buffer);
-          resolve();
-        });
-      });
+      this.#pipe.once('close', () => void this.#written.then(resolve));
     });
     this.#pipe.resume();
   }
