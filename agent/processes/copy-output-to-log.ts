@@ -33,7 +33,6 @@ export class Pump {
   readonly #store: (data: Uint8Array) => Promise<void>;
   #written = Promise.resolve();
   #busySince = Number.POSITIVE_INFINITY;
-  #ended = false;
 
   /** `open`: opens the pipe for reading. `id`: id of the command or terminal, for log messages. */
   constructor(open: (onread: OnReadOpts) => Socket, output: Sink, id: string, log: Logger) {
@@ -55,10 +54,6 @@ export class Pump {
     // No handling is needed: `close` follows every error and is handled below.
     this.#pipe.on('error', () => {});
     this.done = new Promise((resolve) => {
-      this.#pipe.once('end', () => {
-        this.#ended = true;
-        void this.#written.then(resolve);
-      });
       this.#pipe.once('close', () => void this.#written.then(resolve));
     });
     this.#pipe.resume();
@@ -66,7 +61,7 @@ export class Pump {
 
   /** True if the end of the pipe was reached. Its last bytes may not be in the log yet. */
   get ended(): boolean {
-    return this.#ended;
+    return this.#pipe.readableEnded;
   }
 
   cut(): void {
