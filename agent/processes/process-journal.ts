@@ -68,8 +68,6 @@ const noteMs = 5;
 const retryMs = 1_000;
 /** Minimum growth of the journal between two rewrites, in bytes. */
 const leastGrowth = 1024 * 1024;
-/** Maximum growth of the journal between two rewrites, in bytes. */
-const mostGrowth = 16 * 1024 * 1024;
 
 /** Reads the journal. If it is missing or its first line is invalid, returns an empty journal with a new id. */
 export async function readJournal(directory: string, log: Logger): Promise<StoredJournal> {
@@ -292,9 +290,8 @@ export class Journal {
     this.#file = file;
     this.#damaged = false;
     this.#size = bytes.length;
-    // The next rewrite is due when the file is four times as large as now, but at least leastGrowth and at most
-    // mostGrowth bytes larger.
-    this.#mostSize = bytes.length + Math.min(Math.max(leastGrowth, 3 * bytes.length), mostGrowth);
+    // The file doubles before the next rewrite, so rewrites write no more bytes than the new lines have.
+    this.#mostSize = 2 * bytes.length + leastGrowth;
   }
 
   #snapshot(): Line[] {
