@@ -5,7 +5,6 @@ import { userInfo } from 'node:os';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
-import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 
 /** The environment variable that marks every process of a command, so that a kill finds them all. */
@@ -159,22 +158,14 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 }
 
 /**
- * Milliseconds until a home directory is checked again. A check before every short command would take a tenth of
- * the agent's CPU time.
- */
-const homeSeenForMs = 1_000;
-const homesSeen = new Map<string, number>();
-
-/**
  * Returns the home directory. Returns `/` if the home directory cannot be entered, as is common for service accounts.
  */
-async function homeOrRoot({ home }: Account): Promise<string> {
-  // A home directory that was checked in the last second is not checked again. If it has been removed since, the start
-  // fails with a clear reason. Exception: a command that runs as another user than the agent then starts in `/`.
-  if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
-  if (await badDirectory(home)) return '/';
-  homesSeen.set(home, monotonic());
-  return home;
+function homeOrRoot({ home }: Account): Promise<string> {
+  // The final "/." makes access(2) fail for a file. One system call is half as slow as badDirectory(), which needs two.
+  return access(`${home}/.`, constants.X_OK).then(
+    () => home,
+    () => '/',
+  );
 }
 
 function place(cwd: string, home: string): string {
