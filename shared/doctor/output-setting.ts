@@ -1,4 +1,4 @@
-// The setting --output of farhand-broker doctor and farhand-agent doctor.
+// The setting --output of the verbs doctor and status of farhand-broker and farhand-agent.
 import * as z from 'zod';
 
 export const outputFormat = {

@@ -1,6 +1,6 @@
 // Runs the service verbs of agent and broker: install, status, uninstall, and their help.
 import { existsSync } from 'node:fs';
-import * as z from 'zod';
+import { outputFormat } from '../doctor/output-setting.ts';
 import { StartError } from '../errors.ts';
 import {
   common,
@@ -76,13 +76,7 @@ export async function installCommand<T extends Record<string, Setting> & { data_
 }
 
 const statusSettings = {
-  output: {
-    schema: z.enum(['text', 'json']).default('text'),
-    value: 'FORM',
-    short: 'o',
-    help: 'output format: text or json',
-    flagOnly: true,
-  },
+  ...outputFormat,
   help: common.help,
 };
 
