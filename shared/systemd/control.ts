@@ -109,25 +109,13 @@ function split(line: string): [string, string] {
   return [line.slice(0, at), line.slice(at + 1)];
 }
 
-/** Returns the last lines of a service's log; empty if the user may not read the journal. */
-export async function lastLines(name: string, count: number): Promise<string[]> {
-  return await journal(name, `--lines=${count}`);
-}
-
 /**
- * Returns the last 10 lines that a service has logged since the time `since` (ms since 1970). If the first error since
- * then is not among these lines, the result begins with that error, followed by a line `…`.
+ * Returns the last lines that a service has logged since the time `since` (ms since 1970); empty if the user may not
+ * read the journal.
  */
-export async function complaints(name: string, since: number): Promise<string[]> {
-  const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;
-  const end = (await journal(name, sinceThen)).slice(-10);
-  const [first] = await journal(name, sinceThen, '--priority=err');
-  return first === undefined || end.includes(first) ? end : [first, '…', ...end];
-}
-
-async function journal(name: string, ...which: string[]): Promise<string[]> {
-  const args = [`--unit=${name}`, ...which, '--output=cat', '--no-pager', '--quiet'];
-  const { stdout } = await run('journalctl', args);
+export async function lastLines(name: string, count: number, since = 0): Promise<string[]> {
+  const which = [`--unit=${name}`, `--lines=${count}`, `--since=@${(since / 1_000).toFixed(3)}`];
+  const { stdout } = await run('journalctl', [...which, '--output=cat', '--no-pager', '--quiet']);
   return stdout
     .split('\n')
     .filter((line) => line !== '')

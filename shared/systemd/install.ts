@@ -8,7 +8,6 @@ import { StartError } from '../errors.ts';
 import * as layout from '../paths-in-checkout-or-package.ts';
 import { type FileContent, readRegularFile } from '../read-regular-file.ts';
 import {
-  complaints,
   lastLines,
   must,
   needSystemd,
@@ -114,7 +113,7 @@ export async function install(service: Service, installation: Installation): Pro
     await must('systemctl', ['restart', name]);
     return await settle(service);
   } catch (error) {
-    const lines = (await complaints(name, since)).map((line) => `  ${line}`);
+    const lines = (await lastLines(name, 20, since)).map((line) => `  ${line}`);
     const left = before.installed
       ? 'The previous installation was restored.'
       : 'Everything that the installation had created was removed.';
