@@ -1,6 +1,5 @@
 // The rpc StageUpgrade: receives a signed package, waits for running processes, and asks root to replace the agent. The
 // agent itself may not write in its program's directory.
-import { existsSync } from 'node:fs';
 import { rm, unlink } from 'node:fs/promises';
 import * as z from 'zod';
 import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
@@ -11,7 +10,7 @@ import { fingerprintOf } from '../../shared/agent-package-signature.ts';
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
-import { errnoOf, fromErrno, isErrno } from '../../shared/errors.ts';
+import { errnoOf, fromErrno, ignoring } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { home } from '../../shared/paths-in-checkout-or-package.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
@@ -206,7 +205,8 @@ export class Upgrades {
         );
       // Root takes the request by renaming this file. If the agent can still remove the file after `takenMs`, root has
       // not taken the request. After the removal, root can no longer take it.
-      if (monotonic() - begun > takenMs && existsSync(file) && (await removed(file)))
+      const isLate = monotonic() - begun > takenMs;
+      if (isLate && (await unlink(file).then(() => true, ignoring('ENOENT'))))
         throw refusal(
           'not_supported',
           'no_upgrade_unit',
@@ -222,14 +222,3 @@ const kinds = {
   deb: 'PACKAGE_KIND_DEB',
   none: 'PACKAGE_KIND_UNSPECIFIED',
 } as const;
-
-/** Removes a file. Returns false if it was missing. */
-async function removed(file: string): Promise<boolean> {
-  try {
-    await unlink(file);
-    return true;
-  } catch (error) {
-    if (isErrno(error, 'ENOENT')) return false;
-    throw error;
-  }
-}
