@@ -112,11 +112,8 @@ async function startServices(settings: AgentSettings, log: Logger, closers: Clos
   closers.push(() => upgrades.close());
   return {
     handlers: { ...files, ...processes, ...createInventory(), ...upgrades.handlers, getMetrics },
-    installation: () => upgrades.installation(),
-    lastUpgrade: () => upgrades.lastUpgrade(),
-    missing: processes.missing,
-    journalId: processes.journalId,
-    processIds: () => processes.ids(),
+    processes,
+    upgrades,
     report: async () => (allow.includes('metrics') ? metrics.report() : null),
   };
 }

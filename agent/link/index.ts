@@ -6,11 +6,10 @@ import type { Metrics } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
-import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
 import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
 import type { Welcome__Output } from '../../proto/types/farhand/link/v1/Welcome.ts';
 import { controlFlow } from '../../shared/adapt-http2-windows.ts';
-import { type Method, methods, protocolVersion, shortenQueues } from '../../shared/agent-rpcs.ts';
+import { methods, protocolVersion, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { backoff } from '../../shared/backoff.ts';
 import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { after, every, monotonic, sleep } from '../../shared/clock.ts';
@@ -21,6 +20,8 @@ import type { Logger } from '../../shared/logger.ts';
 import { reasonOf } from '../../shared/system-error-messages.ts';
 import { version } from '../../shared/version.ts';
 import { bootId } from '../boot-id.ts';
+import type { Processes } from '../processes/index.ts';
+import type { Upgrades } from '../upgrade/index.ts';
 import { Calls, type CallsOptions, openCalls } from './answer-calls.ts';
 import type { BrokerAddresses } from './broker-addresses.ts';
 import { brokerText, type ControlStream, Dial } from './dial.ts';
@@ -38,15 +39,10 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   brokers: BrokerAddresses;
   identity: Identity;
   roots: readonly string[];
-  /** Methods that this machine cannot serve. */
-  missing: readonly Method[];
-  journalId: string;
-  processIds(): string[];
+  processes: Pick<Processes, 'missing' | 'journalId' | 'ids'>;
   /** Returns a report of the metrics; null if the owner does not allow metrics. */
   report(): Promise<Metrics | null>;
-  /** Returns how this agent is installed, and the outcome of its last upgrade. */
-  installation(): Installation;
-  lastUpgrade(): LastUpgrade | null;
+  upgrades: Pick<Upgrades, 'installation' | 'lastUpgrade'>;
   /** Called whenever the link is established or lost. */
   onLinkChange(linked: boolean, broker: string): void;
   /**
@@ -198,9 +194,10 @@ class Connection {
   }
 
   async #sendHello(nonce: Buffer): Promise<void> {
-    const { identity, capabilities, roots, missing, journalId, processIds, report } = this.#options;
+    const { identity, capabilities, roots, processes, upgrades, report } = this.#options;
     const { machineId: machine_id, fingerprint } = identity;
-    const installation = this.#options.installation();
+    const { missing, journalId, ids } = processes;
+    const installation = upgrades.installation();
     this.#reported = JSON.stringify(installation.last_upgrade);
     this.#send({
       hello: {
@@ -217,7 +214,7 @@ class Connection {
         roots: [...roots],
         host: { hostname: hostname(), os: process.platform, arch: arch() },
         metrics: await report(),
-        process_ids: processIds(),
+        process_ids: ids(),
         installation,
       },
     });
@@ -253,7 +250,7 @@ class Connection {
 
   /** Returns the last upgrade if it has changed since the last report to the broker. */
   #changedUpgrade(): { last_upgrade?: LastUpgrade } {
-    const last_upgrade = this.#options.lastUpgrade();
+    const last_upgrade = this.#options.upgrades.lastUpgrade();
     const text = JSON.stringify(last_upgrade);
     if (text === this.#reported || !last_upgrade) return {};
     this.#reported = text;

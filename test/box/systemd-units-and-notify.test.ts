@@ -234,10 +234,8 @@ describe('an agent', () => {
       handlers: {},
       capabilities: [],
       roots: ['/'],
-      missing: [],
-      journalId: 'j',
-      processIds: () => [],
-      installation: () => ({}),
+      processes: { missing: [], journalId: 'j', ids: () => [] },
+      upgrades: { installation: () => ({}) },
       report: () => {
         asked.resolve();
         return stuck.promise;
