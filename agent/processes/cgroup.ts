@@ -109,8 +109,6 @@ export class Cgroups {
   }
 
   async removeEmpty(): Promise<void> {
-    this.#free.length = 0;
-    this.#occupied.length = 0;
     const entries = await readdir(this.directory, { withFileTypes: true }).catch(() => []);
     for (const entry of entries) if (entry.isDirectory()) this.#remove(entry.name);
   }
