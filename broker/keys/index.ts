@@ -11,7 +11,7 @@ import { newId, newSecret } from '../../shared/ids-and-secrets.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { found } from '../find-or-not-found.ts';
-import { type History, type HistoryTransaction, type Row, textIn } from '../history/history-database.ts';
+import { type History, type Row, textIn } from '../history/history-database.ts';
 import { pageOf } from '../list-pages-and-filters.ts';
 import { endLogins } from '../logins/login-validity.ts';
 import type {
@@ -202,7 +202,6 @@ export class Keys {
         caller.commit(transaction);
         return stoppedWith(key, transaction.before, caller);
       });
-      this.#usage.forget(key_id);
       return { deleted: true, ...stopped };
     },
   };
@@ -331,7 +330,7 @@ class KeyUsage {
     this.#uses = uses;
   }
 
-  /** Reads when each key was last used. Deletes the rows of keys that no longer exist. */
+  /** Reads when each key was last used. Deletes the rows of keys that were removed since the last start. */
   static async open(history: History, keys: ReadonlyMap<string, unknown>): Promise<KeyUsage> {
     await history.migrate('keys', tables);
     const others = 'DELETE FROM key_uses WHERE key_id NOT IN (SELECT value FROM json_each(?))';
@@ -361,23 +360,13 @@ class KeyUsage {
     if (written_at !== undefined && monotonic() - written_at < betweenMs) return;
     use.written_at = monotonic();
     const row = { key_id: id, last_used_at: use.at, ip };
-    this.#write((transaction) => transaction.put('key_uses', 'key_id', row));
+    this.#history
+      .write((transaction) => transaction.put('key_uses', 'key_id', row))
+      // The error is ignored: the history logs it, and later uses of the key are written again.
+      .catch(() => {});
   }
 
   lastOf(id: string): Use | undefined {
     return this.#uses.get(id);
-  }
-
-  forget(id: KeyId): void {
-    this.#uses.delete(id);
-    this.#write((transaction) => transaction.run('DELETE FROM key_uses WHERE key_id = ?', id));
-  }
-
-  #write(change: (transaction: HistoryTransaction) => void): void {
-    this.#history
-      .write(change)
-      // The error is ignored: the history logs it. Later uses of the key are written again, and the next start
-      // deletes the rows of removed keys.
-      .catch(() => {});
   }
 }
