@@ -213,7 +213,7 @@ export class Digest {
         .filter(({ channelIds }) => channelIds === null || channelIds.includes(channel.id))
         .map(({ notice }) => notice);
       const made = this.#notification(channel, wanted, downtimes);
-      if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made, rows), made);
+      if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made), made);
     }
     if (rows.length === mostNotices) transaction.committed(() => this.#startTimer());
   }
@@ -262,19 +262,14 @@ export class Digest {
   }
 
   /**
-   * Returns the machine of a notification that is about one machine only; otherwise undefined. If this machine was
-   * removed, its name comes from its last alert step in `rows`.
+   * Returns the machine of a notification that is about one machine only; otherwise undefined. The name of a removed
+   * machine is empty, because emit() knows it.
    */
-  #machineOf(
-    { alerts, downtimes }: Notification,
-    rows: readonly Row[],
-  ): { id: string; name: string } | undefined {
+  #machineOf({ alerts, downtimes }: Notification): { id: string; name: string } | undefined {
     const ids = new Set(alerts.map(({ machine_id }) => machine_id));
     const [id] = ids;
     if (ids.size !== 1 || id === null || id === undefined || downtimes.length > 0) return undefined;
-    const machine = this.#services.state.machines.get(id);
-    const row = rows.findLast(({ machine_id }) => machine_id === id);
-    return machine ?? { id, name: row ? machineNameIn(row) : '' };
+    return this.#services.state.machines.get(id) ?? { id, name: '' };
   }
 }
 
@@ -286,12 +281,6 @@ function noticeIn(row: Row): Notice[] {
   const { alert_id, rule_id, name, message } = data;
   const machine_id = row.machine_id === null ? null : textIn(row, 'machine_id');
   return [{ step, alert_id, rule_id, name, machine_id, message }];
-}
-
-function machineNameIn(row: Row): string {
-  // The cast is safe: events about a machine have its name.
-  const { machine_name } = jsonIn(row, 'data') as { machine_name: string };
-  return machine_name;
 }
 
 function downtimeIn({ down_from, down_until }: Row): Notification['downtimes'] {
