@@ -204,7 +204,7 @@ export class Digest {
     if (!last) return;
     transaction.run('DELETE FROM alert_notices WHERE rowid <= ?', last.number ?? 0);
     const addressed = rows.flatMap((row) =>
-      noticeIn(row).map((notice) => ({ notice, channelIds: this.#channelsOf(row, notice) })),
+      noticeIn(row).map((notice) => ({ notice, channelIds: channelsIn(row) })),
     );
     const downtimes = rows.flatMap(downtimeIn);
     for (const channel of receivers.byId.values()) {
@@ -216,14 +216,6 @@ export class Digest {
       if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made), made);
     }
     if (rows.length === mostNotices) transaction.committed(() => this.#startTimer());
-  }
-
-  /** Returns the ids of the channels that are notified of a step of an alert; null for all channels. */
-  #channelsOf(row: Row, { rule_id }: Notice): readonly string[] | null {
-    // A step that an older broker wrote has no channels, so the present channels of the rule are used.
-    if (row.channel_ids === null) return this.#services.state.alert_rules.get(rule_id)?.channel_ids ?? null;
-    // The cast is safe: only AlertRecords writes these texts.
-    return jsonIn(row, 'channel_ids') as string[] | null;
   }
 
   /**
@@ -281,6 +273,12 @@ function noticeIn(row: Row): Notice[] {
   const { alert_id, rule_id, name, message } = data;
   const machine_id = row.machine_id === null ? null : textIn(row, 'machine_id');
   return [{ step, alert_id, rule_id, name, machine_id, message }];
+}
+
+/** Returns the ids of the channels that are notified of a step of an alert; null for all channels. */
+function channelsIn(row: Row): readonly string[] | null {
+  // The cast is safe: only AlertRecords writes these texts. Only a step of an unreleased version has none.
+  return row.channel_ids === null ? null : (jsonIn(row, 'channel_ids') as string[] | null);
 }
 
 function downtimeIn({ down_from, down_until }: Row): Notification['downtimes'] {
