@@ -13,7 +13,7 @@ import { deliveryRows } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import { testMessage } from '../deliveries/signed-headers.ts';
-import { found } from '../find-or-not-found.ts';
+import { found, tooMany } from '../find-or-not-found.ts';
 import type { History, Row } from '../history/history-database.ts';
 import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
 import type { AlertChannel, Declared, State, StateTransaction } from '../state/index.ts';
@@ -73,11 +73,7 @@ export class ChannelHandlers implements Routes {
     await assertUrl(deliveries.guard, url);
     await state.change((transaction) => {
       assertMayRead(caller.during(transaction));
-      if (transaction.all('alert_channels').length >= maxChannels)
-        throw new AppError(
-          'unavailable',
-          `there are already ${maxChannels} channels, and no more are allowed: remove one first`,
-        );
+      if (transaction.before.alert_channels.size >= maxChannels) throw tooMany('channels', maxChannels);
       transaction.put('alert_channels', channel);
       caller.commit(transaction, { channel_id: id });
     });

@@ -6,7 +6,7 @@ import type { WindowId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids-and-secrets.ts';
-import { found } from '../find-or-not-found.ts';
+import { found, tooMany } from '../find-or-not-found.ts';
 import { reaches } from '../keys/rights.ts';
 import { pageOf } from '../list-pages-and-filters.ts';
 import { checkedTimetable, Timetable } from '../schedules/cron-due-times.ts';
@@ -61,10 +61,8 @@ export class Windows {
       const made = windowOf(input);
       await this.#state.change((transaction) => {
         assertMayManage(caller, made, transaction.before);
-        if (transaction.all('maintenance_windows').length >= maxWindows) {
-          const message = `there are already ${maxWindows} maintenance windows, and no more are allowed: remove one first`;
-          throw new AppError('unavailable', message);
-        }
+        if (transaction.before.maintenance_windows.size >= maxWindows)
+          throw tooMany('maintenance windows', maxWindows);
         transaction.put('maintenance_windows', made);
         caller.commit(transaction, { window_id: made.id });
       });

@@ -7,7 +7,7 @@ import { iso } from '../../shared/clock.ts';
 import { definedFields, setsNothing } from '../../shared/defined-fields.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids-and-secrets.ts';
-import { found } from '../find-or-not-found.ts';
+import { found, tooMany } from '../find-or-not-found.ts';
 import { currentKey, holds, type Limits, mayUseAll } from '../keys/rights.ts';
 import { pageOf } from '../list-pages-and-filters.ts';
 import type { AlertRule, Declared, State } from '../state/index.ts';
@@ -43,12 +43,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
       await state.change((transaction) => {
         assertMayManage(caller, rule, transaction.before);
         assertMayRead(caller, rule, transaction.before);
-        if (transaction.all('alert_rules').length >= maxRules) {
-          throw new AppError(
-            'unavailable',
-            `there are already ${maxRules} alert rules, and no more are allowed: remove one first`,
-          );
-        }
+        if (transaction.before.alert_rules.size >= maxRules) throw tooMany('alert rules', maxRules);
         transaction.put('alert_rules', rule);
         caller.commit(transaction, { rule_id: rule.id });
       });

@@ -15,7 +15,7 @@ import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import { testMessage } from '../deliveries/signed-headers.ts';
 import { readableOnly } from '../event-log.ts';
-import { found } from '../find-or-not-found.ts';
+import { found, tooMany } from '../find-or-not-found.ts';
 import type { History } from '../history/history-database.ts';
 import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
 import type { Declared, State, StateTransaction, Webhook } from '../state/index.ts';
@@ -79,9 +79,7 @@ export class WebhookHandlers implements Routes {
     const webhook: Webhook = { ...params, id, secret: encrypted, armed: 0, machine_ids, key_id, ...at };
     await state.change((transaction) => {
       assertScopes(caller.during(transaction), params.events);
-      if (transaction.all('webhooks').length >= maxWebhooks) {
-        throw new AppError('unavailable', `there are ${maxWebhooks} webhooks, the most allowed; remove one`);
-      }
+      if (transaction.before.webhooks.size >= maxWebhooks) throw tooMany('webhooks', maxWebhooks);
       transaction.put('webhooks', webhook);
       caller.commit(transaction, { webhook_id: id });
     });
