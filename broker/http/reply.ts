@@ -7,7 +7,7 @@ import mime from 'mime';
 import { z } from 'zod';
 import type { Route } from '../../shared/api/route.ts';
 import type { BytesReply, Caller, GrowingReply, RawReply, SentEvent } from '../../shared/api/route-table.ts';
-import { after, iso, pausesInLongWork } from '../../shared/clock.ts';
+import { endsWithin, iso, pausesInLongWork } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
 
@@ -206,14 +206,16 @@ async function* eventsOf(
   const iterator = events[Symbol.asyncIterator]();
   try {
     for (let next = iterator.next(); ; ) {
-      const result = await within(quietMs, next);
-      if (result?.done) return;
-      if (result) {
-        const { event, data, id } = result.value;
-        const text = JSON.stringify(reply.parse(data));
-        yield `${id === undefined ? '' : `id: ${id}\n`}event: ${event}\ndata: ${text}\n\n`;
-        next = iterator.next();
-      } else yield beat;
+      if (!(await endsWithin(quietMs, next))) {
+        yield beat;
+        continue;
+      }
+      const result = await next;
+      if (result.done) return;
+      const { event, data, id } = result.value;
+      const text = JSON.stringify(reply.parse(data));
+      yield `${id === undefined ? '' : `id: ${id}\n`}event: ${event}\ndata: ${text}\n\n`;
+      next = iterator.next();
     }
   } finally {
     await iterator.return?.();
@@ -278,7 +280,7 @@ async function begun<T extends { length: number }>(
 ): Promise<AsyncGenerator<T>> {
   const iterator = chunks[Symbol.asyncIterator]();
   let first: Promise<IteratorResult<T>> | undefined = iterator.next();
-  await (ms === undefined ? first : within(ms, first));
+  await (ms === undefined ? first : endsWithin(ms, first));
   return (async function* () {
     let sent = 0;
     try {
@@ -294,12 +296,4 @@ async function begun<T extends { length: number }>(
     if (length !== undefined && sent !== length)
       throw new Error(`the answer should have ${length} bytes, but ${sent} were sent`);
   })();
-}
-
-/** Resolves with the result of the work, or with undefined after `ms` milliseconds. The work is not stopped. */
-function within<T>(ms: number, work: Promise<T>): Promise<T | undefined> {
-  return new Promise((resolve, reject) => {
-    const cancel = after(ms, () => resolve(undefined));
-    work.then(resolve, reject).finally(cancel);
-  });
 }
