@@ -215,10 +215,5 @@ function endWithError(socket: Duplex, error: AppError, headers: Headers): void {
     Connection: 'close',
   };
   const lines = Object.entries(head).map(([name, value]) => `${name}: ${value}\r\n`);
-  socket.end(`HTTP/1.1 ${status} ${statusText(status)}\r\n${lines.join('')}\r\n${body}`);
-}
-
-/** The name of a status. Node still has the older name of 413. */
-function statusText(status: number): string {
-  return status === 413 ? 'Content Too Large' : (STATUS_CODES[status] ?? '');
+  socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${lines.join('')}\r\n${body}`);
 }
