@@ -1,9 +1,9 @@
 // Sends e-mail through a mail server. The library nodemailer is loaded when the first e-mail is sent.
 import { once } from 'node:events';
-import { connect, isIP, type LookupFunction } from 'node:net';
+import { connect, isIP } from 'node:net';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import type { AddressGuard } from '../deliveries/address-guard.ts';
-import { type Answered, addressMs } from '../deliveries/attempt-delivery.ts';
+import { type Answered, connectionTo } from '../deliveries/attempt-delivery.ts';
 import type { Message } from './notification-formats.ts';
 
 interface Mail {
@@ -17,8 +17,6 @@ interface Mail {
   /** Id of the message, the same for each attempt, so that mail programs recognize a repeat. */
   id: string;
 }
-
-const timeoutMs = 15_000;
 
 /**
  * Sends an e-mail through a mail server that the address guard allows. The password is sent only over TLS. Rejects if
@@ -34,18 +32,13 @@ export async function sendMail(
   const { hostname, port, protocol } = new URL(url);
   const secure = protocol === 'smtps:';
   const number = Number(port) || (secure ? 465 : 587);
-  // The socket connects to an address that was checked. A second lookup of the name could return another address.
   const { addresses, isInternal } = await guard.resolve(hostname, number);
   const { createTransport } = await import('nodemailer');
   const host = hostname.replace(/^\[|\]$/g, '');
-  const found = addresses.map((address) => ({ address, family: isIP(address) }));
-  const lookup: LookupFunction = (_name, _options, callback) => callback(null, found);
   // The socket is created here, because nodemailer does not close its own socket when it stops waiting for an
-  // answer.
+  // answer. The attempt has a deadline, which is shorter than all timeouts of nodemailer.
   signal.throwIfAborted();
-  // node:net tries several addresses only with autoSelectFamily.
-  const several = { lookup, autoSelectFamily: true, autoSelectFamilyAttemptTimeout: addressMs };
-  const socket = connect({ host, port: number, ...several });
+  const socket = connect({ host, port: number, ...connectionTo(addresses) });
   const transport = createTransport({
     connection: socket,
     host,
@@ -55,9 +48,6 @@ export async function sendMail(
     // An IP address must not be sent as the server name (RFC 6066).
     ...(isIP(host) === 0 && { tls: { servername: hostname } }),
     ...(user !== null && { auth: { user, pass: password ?? '' } }),
-    connectionTimeout: timeoutMs,
-    greetingTimeout: timeoutMs,
-    socketTimeout: timeoutMs,
     disableFileAccess: true,
     disableUrlAccess: true,
   });

@@ -38,7 +38,7 @@ const deadlineMs = 15_000;
  * Milliseconds in which an address of a name must accept the connection before the next address is tried. Node's
  * default of 250 ms is too short for distant servers and for a lost packet, which is sent again after 1 s.
  */
-export const addressMs = 3_000;
+const addressMs = 3_000;
 const storedBytes = 4 * 1024;
 /**
  * Milliseconds for which an idle connection may be used again. The time is short, because receivers close
@@ -109,20 +109,13 @@ export class Sender {
     };
   }
 
-  /**
-   * Connects to an address that the guard has checked. The name is not resolved again, so the address cannot
-   * change.
-   */
+  /** Connects to an address that the guard has checked. */
   async #connect(options: buildConnector.Options): Promise<Socket> {
     const { hostname, host, protocol } = options;
     const port = options.port || (protocol === 'https:' ? '443' : '80');
     const { addresses, isInternal } = await this.#guard.resolve(hostname, Number(port));
     if (isInternal) this.#internal.add(new URL(`${protocol}//${host}`).origin);
-    const found = addresses.map((address) => ({ address, family: isIP(address) }));
-    const lookup: LookupFunction = (_name, _options, callback) => callback(null, found);
-    // node:net tries several addresses only with autoSelectFamily.
-    const several = { lookup, autoSelectFamily: true, autoSelectFamilyAttemptTimeout: addressMs };
-    const connect = buildConnector({ allowH2: false, timeout: deadlineMs, ...several });
+    const connect = buildConnector({ allowH2: false, timeout: deadlineMs, ...connectionTo(addresses) });
     const socket = await new Promise<Socket>((resolve, reject) => {
       connect({ ...options, port }, (...[error, made]) => (error ? reject(error) : resolve(made)));
     });
@@ -136,6 +129,17 @@ export class Sender {
     });
     return socket;
   }
+}
+
+/**
+ * Returns options for a connection to one of these addresses, which the guard has checked. The name is not resolved
+ * again, because a second lookup could return another address.
+ */
+export function connectionTo(addresses: readonly string[]) {
+  const found = addresses.map((address) => ({ address, family: isIP(address) }));
+  const lookup: LookupFunction = (_name, _options, callback) => callback(null, found);
+  // node:net tries several addresses only with autoSelectFamily.
+  return { lookup, autoSelectFamily: true, autoSelectFamilyAttemptTimeout: addressMs };
 }
 
 /**
