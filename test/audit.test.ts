@@ -180,7 +180,7 @@ test('gRPC calls are recorded like REST calls, except those that only read', asy
   expect(found[3]?.request_id).toBe(failed.requestId);
 });
 
-test('a signal repeated over gRPC is recorded once a minute, and so is each other signal', async () => {
+test('each signal over gRPC is recorded', async () => {
   const { system, machine_id } = await onMachine();
   const client = await streamsOf(system);
   const command = "trap 'echo caught' USR1; echo ready; while :; do sleep 0.05; done";
@@ -195,7 +195,7 @@ test('a signal repeated over gRPC is recorded once a minute, and so is each othe
   }
   const signals = await rows(system, { action: 'commands.signal' });
   expect(signals.map(({ what, result }) => [what.signal, result])).toEqual([
-    ['SIGUSR1', 'ok'],
+    ...Array.from({ length: 3 }, () => ['SIGUSR1', 'ok']),
     ['SIGKILL', 'ok'],
   ]);
 });

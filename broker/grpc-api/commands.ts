@@ -5,7 +5,7 @@ import { present } from '../../shared/agent-rpcs.ts';
 import { mostVariables } from '../../shared/api/commands.ts';
 import { api, type Caller, type Input } from '../../shared/api/route-table.ts';
 import type { CommandId } from '../../shared/api/shared-schemas.ts';
-import { monotonic, sleep } from '../../shared/clock.ts';
+import { sleep } from '../../shared/clock.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import { type Commands, offsetsIn } from '../commands/command-handlers.ts';
 import { createRecall, type Guard, guardOf, nothing } from '../request-checks/authorize-and-perform.ts';
@@ -19,8 +19,6 @@ const { create, stream: follow, signal: signalRoute } = api.commands;
 const retryableCodes: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
 const firstWaitMs = 10;
 const longestWaitMs = 500;
-/** Minimum milliseconds between two audit records of the same signal in one call. */
-const recordMs = 60_000;
 
 export function commandRpcs(services: StreamsServices) {
   const { handlers, commands, idempotency, log } = services;
@@ -89,8 +87,6 @@ interface Execution {
  */
 async function sendClientMessages(execution: Execution): Promise<void> {
   const { call } = execution;
-  /** Time of the last audit record, by signal. */
-  const recordedAt = new Map<string, number>();
   let offset = 0;
   try {
     for await (const { message, stdin = Buffer.alloc(0), signal = '' } of call.messages) {
@@ -98,11 +94,8 @@ async function sendClientMessages(execution: Execution): Promise<void> {
         // The await keeps the client from sending faster than the command reads its input.
         await sendInput(execution, stdin, offset);
         offset += stdin.length;
-      } else if (message === 'signal') {
-        const records = monotonic() - (recordedAt.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
-        await sendSignal(execution, signal, records);
-        if (records) recordedAt.set(signal, monotonic());
-      } else
+      } else if (message === 'signal') await sendSignal(execution, signal);
+      else
         throw new AppError(
           'invalid_request',
           'every message after the first must have the field stdin or signal',
@@ -137,14 +130,10 @@ async function sendInput(
   });
 }
 
-/**
- * Sends a signal as a request of its own, which counts toward the rate limit. Without `records`, only a
- * failure is written to the audit log.
- */
+/** Sends a signal as a request of its own, which counts toward the rate limit and has an audit record. */
 async function sendSignal(
   { services: { rates, handlers }, signalling, call, command_id, caller }: Execution,
   signal: string,
-  records: boolean,
 ): Promise<void> {
   const quota = await rates.spend(caller.key_id);
   const work = {
@@ -153,7 +142,7 @@ async function sendSignal(
     act: (input: Input<typeof signalRoute>, own: Caller) =>
       retrying(own.signal, [], async () => handlers.commands.signal(input, own)),
   };
-  await call.request(signalling, work, records, quota);
+  await call.request(signalling, work, quota);
 }
 
 /**

@@ -226,18 +226,15 @@ export class Call<M extends Method = Method> {
     });
   }
 
-  /**
-   * Authorizes and runs one request of this call. If `records` is false, only a failure is written to the audit log.
-   */
+  /** Authorizes and runs one request of this call. */
   request<R extends Route, T>(
     guard: Guard<R>,
     work: Omit<RequestWork<R, T>, 'gone'>,
-    records = true,
     quota?: Quota,
   ): Promise<T> {
     if (!this.#client) throw new Error('call authenticate() before request()');
     const client = { ...this.#client, ...(quota && { quota }) };
-    const request = new AuthorizedRequest(guard, client, this.requestId, records);
+    const request = new AuthorizedRequest(guard, client, this.requestId);
     return request.perform({ ...work, gone: this.gone });
   }
 

@@ -59,8 +59,8 @@ export function createAuditRecorder(
       .catch((error: unknown) => unrecorded.write(error, deeds));
 
   return {
-    /** Begins a record. Each write calls `about` for details. If `records` is false, settle() writes only failures. */
-    begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
+    /** Begins a record. Each write calls `about` for details. */
+    begin(action: string, who: Who, about: () => AuditedRequest) {
       const id = newTimedId('audit', now());
       let committed = false;
       let rows = 0;
@@ -78,7 +78,7 @@ export function createAuditRecorder(
         },
         /** Writes the record at the end of the request, unless commit() has written it. Never rejects. */
         async settle(error?: unknown): Promise<void> {
-          if ((committed || !records) && error === undefined) return;
+          if (committed && error === undefined) return;
           const deeds = deedsOf(who, action, resultOf(error), about());
           const [first] = deeds;
           // A refused request has changed nothing, so its record may be left out if its key has too many refusals.

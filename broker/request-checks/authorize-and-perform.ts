@@ -110,15 +110,14 @@ export class AuthorizedRequest<R extends Route> {
   #stored: Stored = new Map();
   #stopWatching = (): void => {};
 
-  /** If `records` is false, only a failure of the request is written to the audit log. */
-  constructor(guard: Guard<R>, client: Client, requestId: string, records = true) {
+  constructor(guard: Guard<R>, client: Client, requestId: string) {
     const { route, action, services } = guard;
     const { address, key, login_id } = client;
     this.#guard = guard;
     this.#client = client;
     this.#who = { request_id: requestId, address, key_id: key.id, key_name: key.name, login_id };
     const about = () => auditOf(this.#subjects, this.#raw, this.#headers);
-    if (route.method !== 'GET') this.#recording = services.recorder.begin(action, this.#who, about, records);
+    if (route.method !== 'GET') this.#recording = services.recorder.begin(action, this.#who, about);
   }
 
   /** Checks, runs and records the request. When the promise settles, the audit record has been written. */
