@@ -76,9 +76,7 @@ export function dispatcher(
     const readRest = async (raw: RawInput): Promise<void> => {
       content = await readBody(ctx, route, raw, services.spool, readJson, gone.signal);
     };
-    let admitted = false;
     const act = async (parsed: unknown, caller: Caller): Promise<void> => {
-      admitted = true;
       // The cast is safe: the schema of every part of a request is an object, so the parsed parts form one object.
       const input = parsed as Input;
       if (content) {
@@ -103,7 +101,6 @@ export function dispatcher(
       if (await forward?.(ctx, client, { read, readJson })) return;
       await request.perform({ read, gone, lasts, act, ...(route.method !== 'GET' && { readRest }) });
     } finally {
-      if (!admitted) client.restoreTicket?.();
       // Closes every stream and file, and releases every quota, of this request.
       gone.abort(over);
     }
@@ -205,9 +202,9 @@ export function createClients(services: DispatchServices, { connections, forward
     }
     if (route !== loginRoutes.create) return authenticate(authorization, address, services);
     if (isTicket(authorization) && isForwarded(ctx.req, proxies)) throw forwardedTicket;
-    const ticket = logins.tickets.redeem(authorization, address);
-    const key = ticket && services.state.keys.get(ticket.key_id);
-    if (key) return { address, key: keys.admit(key, address), restoreTicket: ticket.restore };
+    const key_id = logins.tickets.redeem(authorization, address);
+    const key = key_id && services.state.keys.get(key_id);
+    if (key) return { address, key: keys.admit(key, address) };
     const client = await authenticate(authorization, address, services);
     return { ...client, secret_hash: keys.hashIn(authorization) };
   }

@@ -26,15 +26,14 @@ export class Tickets {
   }
 
   /**
-   * Uses up the ticket in `Bearer TICKET`. Returns undefined for an invalid ticket, or for a client on another machine.
-   * `restore` makes the ticket valid again.
+   * Uses up the ticket in `Bearer TICKET`, and returns the key for which it was made. Returns undefined for an invalid
+   * ticket, or for a client on another machine.
    */
-  redeem(authorization: string, address: string): { key_id: KeyId; restore: () => void } | undefined {
+  redeem(authorization: string, address: string): KeyId | undefined {
     const hashed = hashOf(bearer.exec(authorization)?.[1] ?? '');
     const found = this.#open.get(hashed);
     if (!found || !isLoopback(address)) return undefined;
     this.#open.delete(hashed);
-    if (found.until <= now()) return undefined;
-    return { key_id: found.key_id, restore: () => this.#open.set(hashed, found) };
+    return found.until > now() ? found.key_id : undefined;
   }
 }

@@ -19,8 +19,6 @@ export interface Client {
   secure?: boolean;
   /** True if another broker has authenticated the client, and sent the request here. */
   isForwarded?: boolean;
-  /** Makes the ticket of the request valid again. Called if the request is refused before its handler runs. */
-  restoreTicket?: () => void;
   /** SHA-256 of the API key in the request, in hexadecimal digits; only for a request that logs in. */
   secret_hash?: string | undefined;
   /** How many more requests the key may make in this minute; undefined for a key without a rate limit. */
