@@ -11,11 +11,12 @@ import type { OtherBrokers } from '../cluster/peers/owner-interfaces.ts';
 import type { Events } from '../event-log.ts';
 import { notFound } from '../find-or-not-found.ts';
 import type { History } from '../history/history-database.ts';
+import { pageOf } from '../list-pages-and-filters.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
 import type { Machine, State } from '../state/index.ts';
 import { collectInventory } from './fetch-inventory.ts';
-import { type Inventory, InventoryRecords, type Package } from './inventory-store.ts';
+import { InventoryRecords, type Package } from './inventory-store.ts';
 import { isBelow } from './package-versions/is-version-below.ts';
 
 interface InventoryServices {
@@ -62,8 +63,12 @@ export class Inventories {
 
   readonly handlers: Handlers['inventory'] = {
     get: async ({ machine_id, refresh = false }, caller) => {
-      const stored = refresh ? undefined : await this.#stored(machine_id);
-      if (stored) return stored;
+      const stored = refresh ? undefined : await this.#records.get(machine_id);
+      if (stored) {
+        // The machine's owner may no longer allow the inventory.
+        this.#services.machineFacts.assertAllows(machine_id, ['inventory']);
+        return stored;
+      }
       await this.#collect(machine_id, caller);
       const collected = await this.#records.get(machine_id);
       if (collected) return collected;
@@ -79,8 +84,10 @@ export class Inventories {
       const machines = this.#machines(input, caller);
       const matching = packages ? machines.filter(({ id }) => packages.has(id)) : machines;
       const times = await this.#records.times();
-      const sorted = sortBy(matching, input.sort, times);
-      const page = sorted.slice(offset, offset + input.limit);
+      // Machines without a collection are the oldest.
+      const field = (one: Machine, name: string) =>
+        name === 'collected_at' ? (times.get(one.id) ?? 0) : one.name;
+      const { items: page, total } = pageOf({}, matching, input, field);
       const visible = page.filter(({ id }) => this.#isAllowed(id)).map(({ id }) => id);
       const summaries = await this.#records.summaries(visible);
       const items = page.map(({ id, name: machine_name, tags }) => ({
@@ -89,19 +96,9 @@ export class Inventories {
         packages: packages?.get(id) ?? [],
       }));
       const without = machines.filter(({ id }) => !times.has(id) || !this.#isAllowed(id));
-      return { items, total: matching.length, without_inventory: without.length };
+      return { items, total, without_inventory: without.length };
     },
   };
-
-  /**
-   * Returns the stored inventory. Throws permission_denied if the machine's owner no longer allows the
-   * inventory.
-   */
-  async #stored(machine_id: MachineId): Promise<Inventory | undefined> {
-    const stored = await this.#records.get(machine_id);
-    if (stored) this.#services.machineFacts.assertAllows(machine_id, ['inventory']);
-    return stored;
-  }
 
   /**
    * Makes a machine collect its inventory. Resolves when the new inventory is stored. The collection continues if the
@@ -187,13 +184,4 @@ export class Inventories {
       return () => others.get(peer, `/api/v1/machines/${id}/inventory?refresh=true`, caller);
     return presence.online(id) ? () => this.#collect(id, caller) : undefined;
   }
-}
-
-/** Sorts machines by name or by the time of their last collection. Machines without a collection are the oldest. */
-function sortBy(machines: Machine[], sort: string, times: ReadonlyMap<string, number>): Machine[] {
-  const direction = sort.startsWith('-') ? -1 : 1;
-  const isByTime = sort.endsWith('collected_at');
-  const keyed = machines.map((one) => ({ one, key: isByTime ? (times.get(one.id) ?? 0) : one.name }));
-  keyed.sort((a, b) => direction * (a.key < b.key ? -1 : a.key > b.key ? 1 : a.one.id < b.one.id ? -1 : 1));
-  return keyed.map(({ one }) => one);
 }
