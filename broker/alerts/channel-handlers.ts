@@ -13,7 +13,7 @@ import { deliveryRows } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import { testMessage } from '../deliveries/signed-headers.ts';
-import { found, tooMany } from '../find-or-not-found.ts';
+import { found, notFound, tooMany } from '../find-or-not-found.ts';
 import type { History, Row } from '../history/history-database.ts';
 import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
 import type { AlertChannel, Declared, State, StateTransaction } from '../state/index.ts';
@@ -130,10 +130,7 @@ export class ChannelHandlers implements Routes {
       throw new AppError('conflict', `channel ${channel_id} is disabled: enable it first`, { channel_id });
     const row = await history.write(async (transaction) => {
       const { row, event } = (await store.find(delivery_id, transaction)) ?? {};
-      if (!event || row?.webhook_id !== channel_id) {
-        const message = `channel ${channel_id} has no delivery ${delivery_id}: list its deliveries`;
-        throw new AppError('delivery_not_found', message, { delivery_id });
-      }
+      if (!event || row?.webhook_id !== channel_id) throw notFound('delivery', delivery_id);
       if (receivers.obstacle(channel, event)) {
         const message =
           'the key of this channel is not allowed to read this alert, so the channel cannot send it';

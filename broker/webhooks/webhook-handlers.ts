@@ -15,7 +15,7 @@ import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/key-rights-types.ts';
 import { testMessage } from '../deliveries/signed-headers.ts';
 import { readableOnly } from '../event-log.ts';
-import { found, tooMany } from '../find-or-not-found.ts';
+import { found, notFound, tooMany } from '../find-or-not-found.ts';
 import type { History } from '../history/history-database.ts';
 import { filtersOf, pageOf, pageOfRows } from '../list-pages-and-filters.ts';
 import type { Declared, State, StateTransaction, Webhook } from '../state/index.ts';
@@ -139,15 +139,8 @@ export class WebhookHandlers implements Routes {
     const webhook = this.#findEnabled(webhook_id, caller);
     const row = await history.write(async (transaction) => {
       const { row, event } = (await store.find(delivery_id, transaction)) ?? {};
-      if (!event || row?.webhook_id !== webhook_id || !mayRead(caller, event)) {
-        throw new AppError(
-          'delivery_not_found',
-          `webhook ${webhook_id} has no delivery ${delivery_id}: list its deliveries`,
-          {
-            delivery_id,
-          },
-        );
-      }
+      if (!event || row?.webhook_id !== webhook_id || !mayRead(caller, event))
+        throw notFound('delivery', delivery_id);
       const obstacle = subscriptions.obstacle(webhook, event);
       if (obstacle === 'not_permitted') {
         throw new AppError('forbidden', 'the key of this webhook is not allowed to read this event', {
