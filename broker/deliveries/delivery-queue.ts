@@ -117,16 +117,9 @@ export class DeliveryQueue<R extends Receiver> {
       this.#queueOf(id).cancelTimer = after(Math.random() * startGapMs * left.length, () => this.reread(id));
   }
 
-  /** Makes a queue check for due deliveries. Several calls in one turn of the event loop cause one check. */
+  /** Makes a queue check for due deliveries. */
   wake(id: string): void {
-    if (!this.#started) return;
-    const queue = this.#queueOf(id);
-    if (queue.waking) return;
-    queue.waking = true;
-    setImmediate(() => {
-      queue.waking = false;
-      void this.#advance(queue);
-    });
+    if (this.#started) void this.#advance(this.#queueOf(id));
   }
 
   /** Reads the waiting deliveries again, and checks for due ones. Call this when the table may have changed. */

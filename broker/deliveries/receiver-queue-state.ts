@@ -15,7 +15,6 @@ export class ReceiverQueue {
   readonly running = new Set<{ delivery: Delivery; abort: AbortController }>();
   /** Maximum number of attempts that run at the same time: 1 after a failure, doubled with each success. */
   width = 1;
-  waking = false;
   /**
    * True while DeliveryQueue.#advance() runs for this queue. A further call of #advance() only sets `again`. The
    * running call then looks for due deliveries once more.
