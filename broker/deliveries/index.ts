@@ -18,15 +18,10 @@ export interface DeliverySettings {
   resolve: ResolveName | undefined;
 }
 
-export interface Deliveries {
-  vault: SecretVault;
-  store: DeliveryStore;
-  guard: AddressGuard;
-  sender: Sender;
-}
+export type Deliveries = Awaited<ReturnType<typeof createDeliveries>>;
 
 /** Throws StartError, for example for a damaged key file or an invalid network in `allow`. */
-export async function createDeliveries(history: History, settings: DeliverySettings): Promise<Deliveries> {
+export async function createDeliveries(history: History, settings: DeliverySettings) {
   const { directory, allow, keepMs, resolve } = settings;
   const vault = await SecretVault.open(directory);
   const store = await DeliveryStore.open(history, keepMs);
