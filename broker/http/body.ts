@@ -310,10 +310,10 @@ export async function createSpool(directory: string) {
   let spooledBytes = 0;
   return {
     /**
-     * Stores all chunks and returns a generator that reads them. The file exists until the end of the request. Throws
+     * Stores all chunks and returns a stream that reads them. The file exists until the end of the request. Throws
      * payload_too_large or unavailable.
      */
-    async store(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
+    async store(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncIterable<Uint8Array>> {
       const handle = await openUnlinkedFile(directory);
       let size = 0;
       addAbortListener(over, () => {
@@ -334,7 +334,7 @@ export async function createSpool(directory: string) {
         size += chunk.length;
         await handle.writeFile(chunk);
       }
-      return read(handle, size);
+      return handle.createReadStream({ start: 0, highWaterMark: chunkBytes });
     },
   };
 }
@@ -346,15 +346,4 @@ async function openUnlinkedFile(directory: string): Promise<FileHandle> {
   // The file is unlinked while it is open, so that a crash leaves no file behind.
   await rm(path);
   return handle;
-}
-
-async function* read(handle: FileHandle, size: number): AsyncGenerator<Uint8Array> {
-  for (let at = 0; at < size; ) {
-    const buffer = Buffer.allocUnsafeSlow(Math.min(chunkBytes, size - at));
-    const { bytesRead } = await handle.read(buffer, 0, buffer.length, at);
-    if (bytesRead === 0)
-      throw new Error('a spooled upload is shorter than the bytes that were written to it');
-    at += bytesRead;
-    yield buffer.subarray(0, bytesRead);
-  }
 }
