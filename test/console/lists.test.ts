@@ -40,11 +40,17 @@ browserTest('a rule changed on the second page of the list stays in view, with i
   expect(faults).toEqual([]);
 });
 
-browserTest('a deleted rule leaves the list, also if a further page cannot be loaded', async () => {
+browserTest('a list that cannot be loaded again says so, and its button loads it', async () => {
   const { page, faults } = await startWithSixtyRules();
   await page.getByRole('row', { name: /rule-59/ }).waitFor();
-  await page.route(/offset=50/, (route) => route.fulfill({ status: 404, body: '{}' }));
-  await deleteRule(page, 'rule-00');
+  const list = /alerts\/rules\?/;
+  await page.route(list, (route) => route.fulfill({ status: 404, body: '{}' }));
+  await page.getByRole('button', { name: 'Delete rule-00' }).click();
+  await page.getByRole('button', { name: 'Delete the rule' }).click();
+  await page.getByText('This data may be out of date').waitFor();
+  await page.unroute(list);
+  await page.getByRole('button', { name: 'Try again' }).click();
+  await page.getByRole('row', { name: /rule-00/ }).waitFor({ state: 'detached' });
   expect(faults).toEqual([]);
 });
 

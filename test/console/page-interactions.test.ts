@@ -251,15 +251,17 @@ browserTest('a list of several pages loses no row when a new item appears', asyn
   const { machineId: machine_id } = await joinScripted(system, 'web-1');
   const add = (command: string) =>
     system.client.commands.create({ machine_id, command, queue_for: 60_000, wait: 0 });
-  for (let n = 1; n <= 60; n++) await add(`make ${n}`);
+  for (let n = 1; n <= 110; n++) await add(`make ${n}`);
   const { page, faults, open } = await newLogin(system);
   await open('/commands');
-  await page.getByText('50 of 60').waitFor();
+  await page.getByText('50 of 110').waitFor();
+  await page.getByRole('button', { name: 'More' }).click();
+  await page.getByText('100 of 110').waitFor();
   await page.getByRole('button', { name: 'More' }).click();
   await page.getByRole('row', { name: /make 1\b/ }).waitFor();
   await add('make new');
   await page.getByRole('row', { name: /make new/ }).waitFor();
-  await expect.poll(() => page.getByRole('row', { name: /make / }).count()).toBe(61);
+  await expect.poll(() => page.getByRole('row', { name: /make / }).count()).toBe(111);
   expect(faults).toEqual([]);
 });
 

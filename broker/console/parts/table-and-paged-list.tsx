@@ -1,11 +1,10 @@
-// Lists that are loaded page by page. The first page is live, and a button adds further pages.
+// Lists whose rows are live. They display the first rows, and a button adds further ones.
 import type { ComponentChildren } from 'preact';
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useState } from 'preact/hooks';
 import type { ListResult } from '../../../shared/sdk/index.ts';
 import type { Happened } from '../live-updates.ts';
 import { Show } from './loading-failed-or-empty.tsx';
 import { More } from './small-components.tsx';
-import { attempt } from './toasts.tsx';
 import { useData } from './use-data.ts';
 
 export type Read<T> = (
@@ -15,9 +14,9 @@ export type Read<T> = (
 
 interface LongListProps<T> {
   read: Read<T>;
-  /** The values of the list's filter. When one of them changes, the list begins again with its first page. */
+  /** The values of the list's filter. When one of them changes, the list begins again with its first rows. */
   inputs?: readonly unknown[];
-  /** A value that is different after each edit by the user. All loaded pages of the list are then loaded again. */
+  /** A value that is different after each edit by the user. The list is then loaded again. */
   version?: unknown;
   when?: (event: Happened) => boolean;
   /** The topic whose updates reload the list. If it is set, `when` is not used. */
@@ -29,7 +28,10 @@ interface LongListProps<T> {
   children: (items: readonly T[], reload: () => void) => ComponentChildren;
 }
 
-const pageSize = 50;
+/** Number of rows that are displayed at first, and that the button adds. */
+const step = 50;
+/** Maximum number of items in one request. */
+const mostRead = 100;
 
 export function LongList<T extends { id: string }>({
   read,
@@ -41,79 +43,42 @@ export function LongList<T extends { id: string }>({
   button,
   children,
 }: LongListProps<T>) {
-  const [further, setFurther] = useState<readonly T[]>([]);
-  const first = useData((signal) => read({ limit: pageSize, offset: 0 }, signal), inputs, when, topic);
-  const previous = useRef(first.data);
-  // Counts changes of the filter. Further pages that were requested with an earlier filter are not used.
-  const filter = useRef(0);
-  useEffect(() => {
-    filter.current += 1;
-    setFurther([]);
-  }, inputs);
-  useEffect(() => {
-    const before = previous.current;
-    previous.current = first.data;
-    if (before && first.data) setFurther(furtherAfter(before, first.data));
-  }, [first.data]);
-  const more = async (offset: number): Promise<void> => {
-    const requested = filter.current;
-    const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);
-    if (filter.current === requested) setFurther((before) => [...before, ...items]);
-  };
-  const reload = async (): Promise<void> => {
-    const requested = filter.current;
-    first.reload();
-    const again: T[] = [];
-    for (let offset = pageSize; offset < pageSize + further.length; offset += pageSize) {
-      const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);
-      again.push(...items);
-    }
-    if (filter.current === requested) setFurther(again);
-  };
-  const displayed = useRef(version);
-  useEffect(() => {
-    if (displayed.current !== version) void attempt(reload);
-    displayed.current = version;
-  }, [version]);
+  const filter = JSON.stringify(inputs);
+  const [wanted, setWanted] = useState({ filter, rows: step });
+  const rows = wanted.filter === filter ? wanted.rows : step;
+  const loaded = useData((signal) => firstRows(read, rows, signal), [filter, rows, version], when, topic);
   return (
-    <Show of={first}>
-      {({ items, total }) => {
-        if (total === 0) return empty;
-        const all = withoutRepeats([...items, ...further]);
-        return (
+    <Show of={loaded}>
+      {({ items, total }) =>
+        total === 0 ? (
+          empty
+        ) : (
           <>
             {button && <div class="filters">{button}</div>}
-            {children(all, () => void attempt(reload))}
-            <More count={all.length} of={total} more={() => void attempt(() => more(all.length))} />
+            {children(items, loaded.reload)}
+            <More count={items.length} of={total} more={() => setWanted({ filter, rows: rows + step })} />
           </>
-        );
-      }}
+        )
+      }
     </Show>
   );
 }
 
-/** Removes repeated items. An item can occur in two pages, because they are loaded at different times. */
-function withoutRepeats<T extends { id: string }>(items: readonly T[]): T[] {
-  const seen = new Set<string>();
-  return items.filter(({ id }) => !seen.has(id) && seen.add(id));
-}
-
-/**
- * Call this after the first page of a list was loaded again. `before` is the old first page, `now` the new one. Returns
- * a function that updates the items of the further pages. If new items have pushed old items out of the first page, the
- * function puts these old items in front of the further items.
- */
-function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
-  const ids = new Set(now.items.map(({ id }) => id));
-  // If the old and the new first page have no item in common, items between them may never have been loaded. The
-  // further items are then removed, so that the list has no gap.
-  const isNewPage = !before.items.some(({ id }) => ids.has(id));
-  const start = before.items.length - Math.max(0, now.total - before.total);
-  const pushed = before.items.filter(({ id }, index) => index >= start && !ids.has(id));
-  return (further: readonly T[]): readonly T[] => {
-    if (further.length === 0) return further;
-    return isNewPage ? [] : [...pushed, ...further];
-  };
+/** Reads the first rows of a list, with as many requests as they need, all at the same time. */
+async function firstRows<T extends { id: string }>(
+  read: Read<T>,
+  rows: number,
+  signal: AbortSignal,
+): Promise<{ items: readonly T[]; total: number }> {
+  const pages = await Promise.all(
+    Array.from({ length: Math.ceil(rows / mostRead) }, (_, page) => {
+      const offset = page * mostRead;
+      return read({ limit: Math.min(mostRead, rows - offset), offset }, signal);
+    }),
+  );
+  // An item may occur in two pages, because the broker reads them one after another. It is displayed once.
+  const items = new Map(pages.flatMap((page) => page.items.map((item) => [item.id, item] as const)));
+  return { items: [...items.values()], total: pages.at(-1)?.total ?? 0 };
 }
 
 /** A column: its title, the content of its cells, the CSS class of title and cells, and the tooltip of the cells. */
