@@ -64,24 +64,14 @@ export function useData<T>(
   const [round, setRound] = useState(0);
   const reload = useCallback(() => setRound((before) => before + 1), []);
   const replace = useCallback((data: T) => setState({ data, error: undefined }), []);
-  const loading = useRef(false);
-  /** True if an event has arrived during a load. The next load starts after this one, because loads may be slow. */
-  const again = useRef(false);
-  const afterEvent = useCallback(() => {
-    if (loading.current) again.current = true;
-    else reload();
-  }, []);
+  /** The load that is under way. A load after an event starts when it has ended, because loads may be slow. */
+  const loading = useRef(Promise.resolve());
   useEffect(() => {
     const stop = new AbortController();
-    loading.current = true;
-    again.current = false;
     const end = (next: (before: typeof state) => typeof state): void => {
-      if (stop.signal.aborted) return;
-      loading.current = false;
-      setState(next);
-      if (again.current) reload();
+      if (!stop.signal.aborted) setState(next);
     };
-    load(stop.signal).then(
+    loading.current = load(stop.signal).then(
       (data) => end(() => ({ data, error: undefined })),
       (error: unknown) => end(({ data }) => ({ data, error })),
     );
@@ -93,43 +83,20 @@ export function useData<T>(
     return isUnavailable && when !== null ? after(againMs, reload) : undefined;
   }, [error]);
   useTopic(topic);
-  useEvents(
-    afterEvent,
-    // A load that was begun before an interruption may never end.
-    () => {
-      loading.current = false;
-    },
-    topic
-      ? ({ commands, batch }) => (topic === 'commands' ? commands : batch) !== undefined
-      : when && (({ event }) => event !== undefined && when(event)),
-  );
-  return { ...state, reload, replace };
-}
-
-/**
- * Calls `run` after updates for which `when` is true, and after an interruption of the live updates, but at most once a
- * second. After an interruption, calls `interrupted` first, at once.
- */
-function useEvents(
-  run: () => void,
-  interrupted: () => void,
-  when: ((update: Update) => boolean) | null | undefined,
-): void {
-  const wanted = useRef(when);
-  wanted.current = when;
+  const isWanted = useRef<(update: Update) => boolean>(() => false);
+  isWanted.current = ({ event, commands, batch }) =>
+    topic === undefined
+      ? event !== undefined && when?.(event) === true
+      : (topic === 'commands' ? commands : batch) !== undefined;
   useEffect(() => {
-    if (wanted.current === null) return undefined;
-    const rest = soon(restMs, run);
-    const stop = listen(
-      (update) => wanted.current?.(update) && rest(),
-      () => {
-        interrupted();
-        rest();
-      },
-    );
+    if (when === null) return undefined;
+    const afterEvent = soon(restMs, () => void loading.current.then(reload));
+    // After an interruption, the load does not wait: one that began before the interruption may never end.
+    const stop = listen((update) => isWanted.current(update) && afterEvent(), reload);
     return () => {
       stop();
-      rest.cancel();
+      afterEvent.cancel();
     };
-  }, [run]);
+  }, []);
+  return { ...state, reload, replace };
 }
