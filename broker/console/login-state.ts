@@ -48,26 +48,15 @@ export async function identify(): Promise<void> {
   }
 }
 
-/** The request of identifyAgain() that is under way. */
-let identifying: Promise<void> | undefined;
-
 /**
  * Loads the rights of the key again, because they may have changed. If the broker does not answer, the known rights
- * stay. Calls during a request wait for its answer. An answer that arrives after a logout or a new login is ignored.
+ * stay. An answer that arrives after a logout or a new login is ignored.
  */
-export function identifyAgain(): Promise<void> {
+export async function identifyAgain(): Promise<void> {
   // Without peek(), an effect that calls identifyAgain() would run again after each answer.
   const before = me.peek();
-  identifying ??= client.keys
-    .me()
-    .then((answer) => {
-      if (me.value === before) me.value = answer;
-    })
-    .catch(() => {})
-    .finally(() => {
-      identifying = undefined;
-    });
-  return identifying;
+  const answer = await client.keys.me().catch(() => me.peek());
+  if (me.value?.login?.id === before?.login?.id) me.value = answer;
 }
 
 effect(() => {

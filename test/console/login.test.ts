@@ -196,22 +196,19 @@ browserTest('the menu lists the pages of a scope that the key got while a page w
   expect(faults).toEqual([]);
 });
 
-browserTest('refusals at the same time load the rights once, and not after a logout', async () => {
+browserTest('an answer about the rights of a key that arrives after a logout is ignored', async () => {
   const system = await startWithConsole();
   const { key, id: key_id } = await system.client.keys.create({
     name: 'limited soon',
     scopes: ['machines:read', 'webhooks:read', 'webhooks:write'],
   });
-  for (const name of ['cpu', 'memory', 'disk'])
-    await system.client.alertRules.create({ name, kind: 'memory', above: 90, for: 0 });
+  await system.client.alertRules.create({ name: 'disk', kind: 'memory', above: 90, for: 0 });
   const { page, faults, open } = await newLogin(system, { key });
   await open('/alerts/rules');
   await page.getByRole('button', { name: 'Turn off disk' }).waitFor();
   await system.client.keys.update({ key_id, scopes: ['machines:read'] });
   const [asked, loggedOut] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
-  let requests = 0;
   await page.route('**/auth/me', async (route) => {
-    requests += 1;
     // The broker answers before the logout, and the answer arrives after it. Playwright sends no secure cookie over
     // http, so it sends the key.
     const response = await route.fetch({ headers: { authorization: `Bearer ${key}` } });
@@ -219,11 +216,7 @@ browserTest('refusals at the same time load the rights once, and not after a log
     await loggedOut.promise;
     await route.fulfill({ response });
   });
-  for (const name of ['cpu', 'memory', 'disk']) {
-    const refused = page.waitForResponse((response) => response.status() === 403);
-    await page.getByRole('button', { name: `Turn off ${name}` }).click();
-    await refused;
-  }
+  await page.getByRole('button', { name: 'Turn off disk' }).click();
   await asked.promise;
   await page.getByRole('button', { name: 'Log out' }).click();
   await page.getByLabel('API key').waitFor();
@@ -234,6 +227,5 @@ browserTest('refusals at the same time load the rights once, and not after a log
   await page.evaluate(`fetch('/console/').then((response) => response.text())
     .then(() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn))))`);
   expect(await page.getByText('Log in with an API key.').count()).toBe(1);
-  expect(requests).toBe(1);
   expect(faults).toEqual([]);
 });
