@@ -1,5 +1,5 @@
 // The page of one machine: its heading and its tabs.
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useState } from 'preact/hooks';
 import type { Scope } from '../../../shared/api/route.ts';
 import { MachineNotices } from '../alerts/machine-notices.tsx';
 import { client } from '../api-client.ts';
@@ -64,8 +64,17 @@ export function Machine({ params }: { params: Params }) {
     [machine],
     ({ data, type }) => data.machine_id === machine && type.startsWith('machine.'),
   );
-  const { data } = loaded;
-  usePresence(data, loaded.reload);
+  const { data, reload } = loaded;
+  // Events are not enough: a short loss of the connection changes the status, but the broker records no event for it.
+  useTopic('machines');
+  useEffect(
+    () =>
+      listen(({ machines }) => {
+        const reported = machines?.find(({ id }) => id === machine);
+        if (reported && reported.status !== data?.status) reload();
+      }),
+    [machine, data?.status],
+  );
   const isFull = tab === 'terminals' || tab === 'files';
   return (
     <Page
@@ -73,7 +82,7 @@ export function Machine({ params }: { params: Params }) {
       above={[{ text: 'Machines', href: to('/machines') }]}
       full={isFull}
       beside={data && <Beside machine={data} />}
-      actions={data && <Actions machine={data} reload={loaded.reload} />}
+      actions={data && <Actions machine={data} reload={reload} />}
     >
       <Tabs label="Machine" tabs={tabsOf(machine)} current={tab} />
       {data && !isFull && <MachineNotices machine={data} />}
@@ -86,32 +95,6 @@ export function Machine({ params }: { params: Params }) {
       </Show>
     </Page>
   );
-}
-
-/**
- * Calls `reload` when a live update reports another status than that of `machine`. Events are not enough: a short loss
- * of the connection changes the status, but the broker records no event for it.
- */
-function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
-  useTopic('machines');
-  const { id, status } = machine ?? {};
-  const last = useRef<MachineDetail['status'] | undefined>(undefined);
-  useEffect(
-    () =>
-      listen(({ machines }) => {
-        const reported = machines?.find((one) => one.id === id);
-        if (!reported) return;
-        last.current = reported.status;
-        if (reported.status !== status) reload();
-      }),
-    [id, status, reload],
-  );
-  // An update may arrive while the machine is being loaded. If it reported another status, the machine is loaded again.
-  useEffect(() => {
-    const isOlder = machine !== undefined && last.current !== undefined && last.current !== status;
-    last.current = undefined;
-    if (isOlder) reload();
-  }, [machine]);
 }
 
 function Beside({ machine: { status, last_seen, tags } }: { machine: MachineDetail }) {
