@@ -24,6 +24,7 @@ const tones: Readonly<Record<string, string>> = {
   missed: 'warn',
   expired: 'warn',
   skipped: 'warn',
+  cancelled: 'warn',
   GRACE_PERIOD: 'warn',
   open: 'bad',
   acknowledged: 'warn',
@@ -34,10 +35,13 @@ const tones: Readonly<Record<string, string>> = {
   busy: 'warn',
 };
 
+/** Returns the CSS class of a state's colour. */
+export const toneOf = (state: string): string => tones[state] ?? 'idle';
+
 /** A state with a coloured dot. The text contains the state too, so the colour is not needed to read it. */
 export function State({ of, text = of }: { of: string; text?: string }) {
   return (
-    <span class={`state ${tones[of] ?? 'idle'}`}>
+    <span class={`state ${toneOf(of)}`}>
       <i aria-hidden="true" />
       {text}
     </span>

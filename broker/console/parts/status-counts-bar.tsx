@@ -1,23 +1,8 @@
 // A bar with the number of machines per status, for batches and upgrades.
+import { toneOf } from './small-components.tsx';
 
-/** The statuses in the order of the bar, each with the CSS class of its color. Waiting statuses have no class. */
-const colors: readonly (readonly [status: string, color: string])[] = [
-  ['completed', 'good'],
-  ['upgraded', 'good'],
-  ['failed', 'bad'],
-  ['timeout', 'bad'],
-  ['lost', 'bad'],
-  ['skipped', 'warn'],
-  ['expired', 'warn'],
-  ['cancelled', 'warn'],
-  ['running', 'busy'],
-  ['switching', 'busy'],
-  ['staging', 'busy'],
-  ['busy', 'busy'],
-  ['offline', ''],
-  ['queued', ''],
-  ['waiting', ''],
-];
+/** The order of the bar: machines whose work is over, then those that are busy, then those that wait. */
+const order = ['good', 'bad', 'warn', 'busy', 'idle'];
 
 interface StatusCountsProps {
   counts: Readonly<Record<string, number>>;
@@ -27,16 +12,16 @@ interface StatusCountsProps {
 }
 
 export function StatusCounts({ counts, done, total }: StatusCountsProps) {
-  const some = colors.flatMap(([status, color]) => {
-    const count = counts[status] ?? 0;
-    return count > 0 ? [{ status, color, count }] : [];
-  });
+  const some = Object.entries(counts)
+    .filter(([, count]) => count > 0)
+    .map(([status, count]) => ({ status, count, tone: toneOf(status) }))
+    .sort((one, other) => order.indexOf(one.tone) - order.indexOf(other.tone));
   const words = some.map(({ status, count }) => `${count} ${status}`).join(', ');
   return (
     <span class="counts" title={words}>
       <span class="counts-track" aria-hidden="true">
-        {some.map(({ status, color, count }) => (
-          <span key={status} class={color} style={{ flexGrow: count }} />
+        {some.map(({ status, tone, count }) => (
+          <span key={status} class={tone} style={{ flexGrow: count }} />
         ))}
       </span>
       <span class="number">
