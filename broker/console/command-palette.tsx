@@ -1,11 +1,12 @@
 // The command palette: finds pages, machines and actions by a few typed letters.
 import { signal } from '@preact/signals';
-import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useState } from 'preact/hooks';
 import { logOut, may } from './login-state.ts';
 import { indexAfterKey, useMachinesByName } from './machines/search-machines-by-name.ts';
 import { menu } from './navigation-menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
+import { useModal } from './parts/small-components.tsx';
 import { sayError } from './parts/toasts.tsx';
 import { go, leaveFor, to } from './router.ts';
 import { chooseTheme, isDark } from './theme.ts';
@@ -71,19 +72,6 @@ function actions(): Found[] {
 
 export function Palette() {
   return paletteOpen.value ? <PaletteDialog /> : null;
-}
-
-/** Opens a modal dialog, and returns the focus to the previous element when the dialog closes. */
-function useModal() {
-  const element = useRef<HTMLDialogElement>(null);
-  // A layout effect runs before the next paint, so that the dialog receives the first letter that the user types.
-  useLayoutEffect(() => {
-    const dialog = element.current;
-    dialog?.showModal();
-    // close() returns the focus to the element that had it before showModal().
-    return () => dialog?.close();
-  }, []);
-  return element;
 }
 
 function PaletteDialog() {

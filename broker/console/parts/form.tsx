@@ -47,12 +47,8 @@ interface TextProps {
   autoFocus?: boolean;
 }
 
-/** Focuses a field once, when it is first drawn. */
-function focusOnce(element: HTMLElement | null): void {
-  if (!element || element.dataset.focused) return;
-  element.dataset.focused = 'once';
-  element.focus();
-}
+/** Focuses a field when it is first drawn. In a dialog, which is not open then, the attribute `autofocus` does this. */
+const focus = (element: HTMLElement | null): void => element?.focus();
 
 export function TextField(props: TextProps) {
   const { label, value, change, hint, rows, mono, secret, numeric, time, autoFocus, placeholder, required } =
@@ -69,7 +65,8 @@ export function TextField(props: TextProps) {
           autoComplete: 'off',
           spellcheck: false,
           'aria-describedby': described,
-          ref: autoFocus ? focusOnce : null,
+          autofocus: autoFocus,
+          ref: autoFocus ? focus : null,
         };
         const onInput = ({ currentTarget }: { currentTarget: { value: string } }): void =>
           change(numeric ? currentTarget.value.trim() : currentTarget.value);

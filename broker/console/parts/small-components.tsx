@@ -1,6 +1,6 @@
 // Small components of many pages: states, times, cards with facts, copy buttons, tabs and dialogs.
 import type { ComponentChildren } from 'preact';
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { fullTime, relativeText } from '../format-times-and-sizes.ts';
 import { after } from '../timers.ts';
 import { Button, IconButton } from './button.tsx';
@@ -213,20 +213,22 @@ interface DialogProps {
   children: ComponentChildren;
 }
 
+/** Opens a modal dialog, and returns the focus to the previous element when the dialog closes. */
+export function useModal() {
+  const element = useRef<HTMLDialogElement>(null);
+  // A layout effect runs before the next paint, so that the dialog receives the first letter that the user types.
+  useLayoutEffect(() => {
+    const dialog = element.current;
+    dialog?.showModal();
+    // close() returns the focus to the element that had it before showModal().
+    return () => dialog?.close();
+  }, []);
+  return element;
+}
+
 /** A dialog above the page. Escape or a click outside closes it. */
 export function Dialog({ title, onClose, children }: DialogProps) {
-  const element = useRef<HTMLDialogElement>(null);
-  // The element that has the focus now, and gets it back when the dialog closes. An effect would read it too late,
-  // because a field of the dialog may take the focus before effects run.
-  const [before] = useState(() => document.activeElement);
-  useEffect(() => {
-    element.current?.showModal();
-    // showModal() focuses the first button. The focus then moves to the field with `autoFocus`, if there is one.
-    element.current?.querySelector<HTMLElement>('[data-focused]')?.focus();
-    return () => {
-      if (before instanceof HTMLElement) before.focus();
-    };
-  }, []);
+  const element = useModal();
   return (
     <dialog
       ref={element}
