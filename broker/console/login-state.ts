@@ -84,10 +84,14 @@ function browserName(): string {
   return system ? `${browser} on ${system}` : browser;
 }
 
+/** True if the browser has dropped the cookie of a login. Over plain http, Safari stores no secure cookie. */
+export const cookieDropped = signal(false);
+
 /** Logs in with an API key or a ticket. Rejects with the broker's reason. */
 export async function logIn(secret: string): Promise<void> {
   await clientWithKey(secret).logins.create({ name: browserName() });
   await identify();
+  cookieDropped.value = me.value === null;
 }
 
 export async function logOut(): Promise<void> {

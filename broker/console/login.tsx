@@ -1,14 +1,10 @@
 // The login page. It exchanges an API key for a cookie, and does not store the key.
 import { useState } from 'preact/hooks';
 import { FarhandError, loginEnded } from './api-client.ts';
-import { logIn, me } from './login-state.ts';
+import { cookieDropped, logIn, me } from './login-state.ts';
 import { Form, TextField } from './parts/form.tsx';
 import { Icon } from './parts/icon.tsx';
 import { info } from './parts/icons.ts';
-
-/** Over plain http, Safari does not store the cookie of a login, because this cookie is marked Secure. */
-const isSafariOverHttp = (): boolean =>
-  location.protocol === 'http:' && /Safari\//.test(navigator.userAgent) && !/Chrom/.test(navigator.userAgent);
 
 function refuse(error: unknown): never {
   // For the code `unauthorized`, users of this page get another text, because the broker's message is for programs that
@@ -30,11 +26,9 @@ export function Logo({ size }: { size: number }) {
 
 export function Login() {
   const [key, setKey] = useState('');
-  const [dropped, setDropped] = useState(false);
   const submit = async (): Promise<void> => {
     await logIn(key.trim()).catch(refuse);
     setKey('');
-    setDropped(me.value === null);
   };
   return (
     <main class="login" id="content">
@@ -49,7 +43,7 @@ export function Login() {
         <Form submit="Log in" run={submit} disabled={key.trim() === ''}>
           <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
         </Form>
-        {(dropped || isSafariOverHttp()) && (
+        {cookieDropped.value && (
           <p class="notice warn">
             <Icon of={info} />
             <span>
