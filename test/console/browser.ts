@@ -156,6 +156,11 @@ export async function startMachine(system: TestSystem, name: string, tags?: stri
   return items[0]?.id ?? '';
 }
 
+/** A script that makes a page believe that its tab is in the foreground or in the background. */
+export const setVisibility = (state: 'visible' | 'hidden'): string =>
+  `Object.defineProperty(document, 'visibilityState', { value: '${state}', configurable: true });
+  document.dispatchEvent(new Event('visibilitychange'))`;
+
 /** A broker with one machine, `web-1`, for all tests of a file. */
 export const oneMachine = shared(async () => {
   const system = await startWithConsole();

@@ -8,6 +8,7 @@ import {
   newLogin,
   newWindowWith,
   restart,
+  setVisibility,
   startMachine,
   startWithConsole,
 } from './browser.ts';
@@ -179,8 +180,6 @@ browserTest(
   async () => {
     const system = await startWithConsole();
     const { page, faults } = await newLogin(system);
-    const setVisibility = (state: string) => `Object.defineProperty(document, 'visibilityState', {
-      value: '${state}', configurable: true }); document.dispatchEvent(new Event('visibilitychange'))`;
     // A tab that is opened in the background is hidden from the start, so it gets no visibilitychange event.
     await page.addInitScript({ content: setVisibility('hidden') });
     await page.reload();

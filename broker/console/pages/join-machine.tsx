@@ -15,6 +15,7 @@ import { Page } from '../parts/page.tsx';
 import { OneLine } from '../parts/secret-dialog.tsx';
 import { Ago, Card, State, Tags } from '../parts/small-components.tsx';
 import { actions, type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
+import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
 import { hourMs } from '../timers.ts';
 
@@ -88,28 +89,18 @@ function NewToken({ created }: { created: (token: Token) => void }) {
   );
 }
 
-interface Arrived {
-  id: string;
-  name: string;
-}
-
-/** Machines that joined while the page was open, newest first. */
-function useArrivals(): readonly Arrived[] {
-  const [arrived, setArrived] = useState<readonly Arrived[]>([]);
-  useEffect(
-    () =>
-      listen(({ event }) => {
-        const { machine_id: id, machine_name: name } = event?.data ?? {};
-        if (event?.type !== 'machine.registered' || typeof id !== 'string') return;
-        setArrived((before) => [{ id, name: typeof name === 'string' ? name : id }, ...before]);
-      }),
-    [],
+/** The machines that have joined since a time, newest first. */
+function useArrivals(since: string) {
+  const { data, reload } = useData(
+    (signal) => client.machines.list({ since, sort: '-created_at', limit: 100 }, { signal }),
+    [since],
   );
-  return arrived;
+  useEffect(() => listen(({ event }) => event?.type === 'machine.registered' && reload()), []);
+  return data?.items ?? [];
 }
 
 function Waiting({ token, again }: { token: Token; again: () => void }) {
-  const arrived = useArrivals();
+  const arrived = useArrivals(token.created_at);
   const [latest] = arrived;
   return (
     <Card title={token.install === null ? 'Start the agent' : 'Run this in a shell on the machine'}>
