@@ -25,11 +25,10 @@ const topics = computed(() =>
   [...(may('machines:read') ? ['events'] : []), ...followed.value.keys()].sort().join(','),
 );
 /**
- * True while the tab is in the foreground, and for `hiddenMs` after. A tab in the background has no stream, because a
- * browser opens at most six HTTP/1.1 connections to a host, for all of its tabs together.
+ * True while the tab is in the foreground. A tab in the background has no stream, because a browser opens at most six
+ * HTTP/1.1 connections to a host, for all of its tabs together.
  */
-const visible = signal(true);
-const hiddenMs = 10_000;
+const visible = signal(document.visibilityState === 'visible');
 const retryMs = 2_000;
 const settleMs = 40;
 
@@ -79,10 +78,11 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
   }
 }
 
-let openedBefore = false;
+/** True if the page may have missed changes: its stream was open before, or its tab was opened in the background. */
+let mayHaveMissed = !visible.peek();
 
 function opened(): void {
-  const isLate = openedBefore || lost.peek();
+  const isLate = mayHaveMissed || lost.peek();
   stream.value = 'open';
   // After an interruption or a failed first attempt, the page loads all data again, because it has missed changes. If
   // the first attempt succeeds, the data is still new.
@@ -90,21 +90,12 @@ function opened(): void {
     void identifyAgain();
     for (const { returned } of [...listeners]) returned();
   }
-  openedBefore = true;
+  mayHaveMissed = true;
 }
 
-let cancelHiding = (): void => {};
-function readVisibility(): void {
-  cancelHiding();
-  if (document.visibilityState === 'visible') visible.value = true;
-  else
-    cancelHiding = after(hiddenMs, () => {
-      visible.value = false;
-    });
-}
-// A tab that is opened in the background gets no visibilitychange event, so its visibility is read here.
-readVisibility();
-document.addEventListener('visibilitychange', readVisibility);
+document.addEventListener('visibilitychange', () => {
+  visible.value = document.visibilityState === 'visible';
+});
 
 /** Follows the stream until the returned function is called. */
 export const startLive = (): (() => void) =>

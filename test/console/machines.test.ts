@@ -182,12 +182,22 @@ browserTest(
     const { page, faults } = await newLogin(system);
     // A tab that is opened in the background is hidden from the start, so it gets no visibilitychange event.
     await page.addInitScript({ content: setVisibility('hidden') });
+    let streams = 0;
+    page.on('request', (request) => {
+      if (request.url().includes('/live')) streams += 1;
+    });
     await page.reload();
     await page.getByText('No machine has joined yet').waitFor();
-    await page.waitForEvent('requestfailed', (request) => request.url().includes('/live'));
     await system.agent({ name: 'web-1' });
+    expect(streams).toBe(0);
     await page.evaluate(setVisibility('visible'));
     await page.getByRole('link', { name: 'web-1' }).waitFor();
+    const ended = page.waitForEvent('requestfailed', (request) => request.url().includes('/live'));
+    await page.evaluate(setVisibility('hidden'));
+    await ended;
+    await system.agent({ name: 'web-2' });
+    await page.evaluate(setVisibility('visible'));
+    await page.getByRole('link', { name: 'web-2' }).waitFor();
     expect(faults).toEqual([]);
   },
 );
