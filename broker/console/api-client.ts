@@ -9,8 +9,6 @@ export { FarhandError };
 export const loginEnded = signal(false);
 /** Number of requests that were refused because the key lacks a scope. */
 export const scopeRefusals = signal(0);
-/** True if the broker answered the last request. */
-export const brokerAnswers = signal(true);
 
 /**
  * Header that proves that a request comes from the console: browsers do not let pages of other sites send it. If a
@@ -29,16 +27,10 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
   const headers = new Headers(init.headers);
   headers.set(...consoleHeader);
   const send = (): Promise<Response> => fetch(input, { ...init, headers, redirect: 'error' });
-  try {
-    let response = await send();
-    if (response.status === 403 && (await isConfirmed(response))) response = await send();
-    brokerAnswers.value = true;
-    if (response.status === 401) loginEnded.value = true;
-    return response;
-  } catch (error) {
-    if (!init.signal?.aborted) brokerAnswers.value = false;
-    throw error;
-  }
+  let response = await send();
+  if (response.status === 403 && (await isConfirmed(response))) response = await send();
+  if (response.status === 401) loginEnded.value = true;
+  return response;
 }
 
 /**

@@ -1,6 +1,6 @@
 // The frame around every page: menu, banners, palette and toasts. Before a login it shows the login page.
 import { useEffect, useState } from 'preact/hooks';
-import { brokerAnswers, confirmation } from './api-client.ts';
+import { confirmation } from './api-client.ts';
 import { Palette, showPalette } from './command-palette.tsx';
 import { lost, startLive } from './live-updates.ts';
 import { Login, Logo } from './login.tsx';
@@ -144,7 +144,7 @@ function MenuFoot() {
 }
 
 function Banners() {
-  if (brokerAnswers.value && !lost.value) return null;
+  if (!lost.value) return null;
   return (
     <p class="notice warn banner" role="status">
       <Icon of={icons.warning} />
