@@ -54,12 +54,7 @@ export function guardLeaving(ask: Guard): () => void {
  */
 function isGuarded(leave: () => void): boolean {
   const ask = guard;
-  ask?.(() => {
-    guard = undefined;
-    leave();
-    // leave() may not close the page, so its guard is set again. If the page closes, it removes its guard itself.
-    guard ??= ask;
-  });
+  ask?.(leave);
   return ask !== undefined;
 }
 
@@ -100,11 +95,12 @@ export function to(page: string, ...parts: readonly string[]): string {
 
 /** Opens the page at a path that `to` returned. */
 export function go(address: string, { replace = false } = {}): void {
-  if (isGuarded(() => go(address, { replace }))) return;
-  if (replace) history.replaceState(position, '', address);
-  else history.pushState(position + 1, '', address);
-  show();
-  if (!replace) scrollTo(0, 0);
+  leaveFor(() => {
+    if (replace) history.replaceState(position, '', address);
+    else history.pushState(position + 1, '', address);
+    show();
+    if (!replace) scrollTo(0, 0);
+  });
 }
 
 /**
