@@ -2,15 +2,11 @@
 import { computed, effect, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
 import { client, clientWithKey, loginEnded, scopeRefusals } from './api-client.ts';
-import { after } from './timers.ts';
 
 type Me = Awaited<ReturnType<typeof client.keys.me>>;
 
 /** The key of this login; undefined while it is unknown, null if there is no login. */
 export const me = signal<Me | null | undefined>(undefined);
-
-/** Delay, in milliseconds, of the request for the list of brokers. Meanwhile the first page is loaded. */
-const othersMs = 2_000;
 
 /** True if other brokers share the broker's database. False while this is unknown, or if the key lacks admin. */
 export const hasOthers = signal(false);
@@ -65,7 +61,7 @@ effect(() => {
 
 const isAdmin = computed(() => may('admin'));
 effect(() => {
-  if (isAdmin.value) after(othersMs, () => void findOthers());
+  if (isAdmin.value) void findOthers();
 });
 
 /** Sets `hasOthers`. If the broker does not answer, the menu leaves out the page of brokers. */

@@ -77,7 +77,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
   const types = new Map<string, string>();
   const sizes: Record<string, number> = {};
   client.on('Network.responseReceived', ({ requestId, type, response }) => {
-    // Leaves out the menu's request for other brokers, which is sent only after the page has loaded.
+    // Leaves out the menu's request for other brokers, for which the page does not wait.
     if (!response.url.includes('/brokers?')) types.set(requestId, type);
   });
   client.on('Network.loadingFinished', ({ requestId, encodedDataLength }) => {
