@@ -2,6 +2,7 @@
 // arrival.
 import { client, FarhandError } from '../api-client.ts';
 import { soon } from '../timers.ts';
+import { reasonText } from './reason-text.ts';
 
 interface OutputPart {
   id: number;
@@ -22,6 +23,12 @@ const controls = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]/g;
 /** Returns the text without colours and other control sequences of terminals. */
 export const readable = (text: string): string =>
   text.replaceAll(escapes, '').replaceAll('\r\n', '\n').replaceAll(controls, '');
+
+/** Returns why a command has no outcome, or else the last line of its output. Standard error comes first. */
+export function lastLine(of: { stdout: string; stderr: string; reason: string | null }): string {
+  const text = of.reason === null ? readable(of.stderr.trim() || of.stdout.trim()) : reasonText(of.reason);
+  return text.slice(text.lastIndexOf('\n') + 1);
+}
 
 export class Output {
   parts: readonly OutputPart[] = [];

@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
 import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
-import { readable } from '../commands/output-text.tsx';
+import { lastLine } from '../commands/output-text.tsx';
 import { durationText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { nameOf } from '../machines/names.tsx';
@@ -107,11 +107,6 @@ function Results({ results }: { results: readonly Result[] }) {
       <More count={most} of={results.length} more={() => setMost(most * 5)} />
     </>
   );
-}
-
-function lastLine({ stdout, stderr, reason }: Result): string {
-  const text = readable(stderr.trim() || stdout.trim()) || reason || '';
-  return text.slice(text.lastIndexOf('\n') + 1);
 }
 
 function Actions({ batch, reload }: { batch: BatchRecord; reload: () => void }) {

@@ -2,8 +2,7 @@
 import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { outcome } from '../commands/command-list.tsx';
-import { readable } from '../commands/output-text.tsx';
-import { reasonText } from '../commands/reason-text.ts';
+import { lastLine } from '../commands/output-text.tsx';
 import { durationText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { MachineLink } from '../machines/names.tsx';
@@ -216,8 +215,3 @@ const columnsOf = (withMachine: boolean): (Column<Run> | false)[] => [
   ['Duration', ({ duration }) => duration !== null && durationText(duration), 'right number'],
   ['Last line of output', (run) => <span class="mono">{lastLine(run)}</span>, 'wide'],
 ];
-
-function lastLine({ reason, stderr, stdout }: Run): string | undefined {
-  const text = reason === null ? readable(stderr || stdout) : reasonText(reason);
-  return text.trim().split('\n').at(-1);
-}
