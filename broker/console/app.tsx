@@ -130,13 +130,11 @@ function MenuFoot() {
       <IconButton
         icon={dark ? icons.sun : icons.moon}
         label={dark ? 'Light theme' : 'Dark theme'}
-        title={dark ? 'Light theme' : 'Dark theme'}
         press={() => chooseTheme(dark ? 'light' : 'dark')}
       />
       <IconButton
         icon={icons.logOut}
         label="Log out"
-        title="Log out"
         press={() => leaveFor(() => void logOut().catch(sayError))}
       />
     </div>

@@ -5,8 +5,8 @@ import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { listen } from '../live-updates.ts';
 import { tagsOf } from '../machines/machine-restriction.tsx';
-import { ConfirmButton } from '../parts/action-buttons.tsx';
-import { Button, ButtonLink, IconButton } from '../parts/button.tsx';
+import { DeleteButton } from '../parts/action-buttons.tsx';
+import { Button, ButtonLink } from '../parts/button.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { useDraft } from '../parts/form-draft-and-dialog.tsx';
 import { Icon } from '../parts/icon.tsx';
@@ -163,15 +163,9 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
     [
       actions,
       (token) => (
-        <ConfirmButton
-          button={(ask) => (
-            <IconButton
-              icon={icons.trash}
-              label={`Delete the token ${token.name ?? token.id}`}
-              title="Delete"
-              press={ask}
-            />
-          )}
+        <DeleteButton
+          label={`Delete the token ${token.name ?? token.id}`}
+          class="quiet"
           title={`Delete the token ${token.name ?? 'without a name'}?`}
           action="Delete the token"
           run={async () => {
@@ -180,7 +174,7 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
           }}
         >
           <p>No further machine can join with it. Machines that have joined are not affected.</p>
-        </ConfirmButton>
+        </DeleteButton>
       ),
     ],
   ];

@@ -6,7 +6,7 @@ import { type Key, KeyForm } from '../keys/key-form.tsx';
 import { KeyRights } from '../keys/view-key-rights.tsx';
 import { me } from '../login-state.ts';
 import { limitsText } from '../machines/machine-restriction.tsx';
-import { ConfirmButton, NewButton } from '../parts/action-buttons.tsx';
+import { ConfirmButton, DeleteButton, NewButton } from '../parts/action-buttons.tsx';
 import { Button, IconButton } from '../parts/button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
@@ -111,15 +111,10 @@ interface KeyButtonsProps extends Omit<KeyListProps, 'items'> {
 function KeyButtons({ apiKey: { id, name }, edit, changed, reveal }: KeyButtonsProps) {
   return (
     <>
-      <IconButton icon={icons.edit} label={`Change ${name}`} title="Change" press={edit} />
+      <IconButton icon={icons.edit} label={`Change ${name}`} press={edit} />
       <ConfirmButton
         button={(ask) => (
-          <IconButton
-            icon={icons.refresh}
-            label={`Replace the secret of ${name}`}
-            title="Replace the secret"
-            press={ask}
-          />
+          <IconButton icon={icons.refresh} label={`Replace the secret of ${name}`} press={ask} />
         )}
         title={`Replace the secret of ${name}?`}
         action="Replace the secret"
@@ -133,10 +128,9 @@ function KeyButtons({ apiKey: { id, name }, edit, changed, reveal }: KeyButtonsP
           the same.
         </p>
       </ConfirmButton>
-      <ConfirmButton
-        button={(ask) => (
-          <IconButton icon={icons.trash} label={`Revoke ${name}`} title="Revoke" press={ask} />
-        )}
+      <DeleteButton
+        label={`Revoke ${name}`}
+        class="quiet"
         title={`Revoke ${name}?`}
         action="Revoke the key"
         run={() => revoke(id, name).then(changed)}
@@ -146,7 +140,7 @@ function KeyButtons({ apiKey: { id, name }, edit, changed, reveal }: KeyButtonsP
           made with it stop, too.
         </p>
         {id === me.value?.id && <p class="bad-text">This is the key you are logged in with.</p>}
-      </ConfirmButton>
+      </DeleteButton>
     </>
   );
 }

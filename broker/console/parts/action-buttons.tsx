@@ -72,13 +72,14 @@ export function CancelButton({ what, text, run }: CancelButtonProps) {
 
 interface DeleteButtonProps extends Omit<ConfirmProps, 'onClose'> {
   label?: string;
+  class?: string;
 }
 
 /** A button that deletes an object, after the user has confirmed it. */
-export function DeleteButton({ label = 'Delete', ...confirm }: DeleteButtonProps) {
+export function DeleteButton({ label = 'Delete', class: name = 'danger', ...confirm }: DeleteButtonProps) {
   return (
     <ConfirmButton
-      button={(ask) => <IconButton icon={trash} label={label} class="danger" press={ask} />}
+      button={(ask) => <IconButton icon={trash} label={label} class={name} press={ask} />}
       {...confirm}
     />
   );

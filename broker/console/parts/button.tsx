@@ -39,7 +39,7 @@ export function ButtonLink({ icon, text, class: name = '', ...rest }: ButtonLink
 }
 
 interface IconButtonProps extends Omit<ButtonProps, 'class' | 'size' | 'text'> {
-  /** The text for screen readers, because the button displays only an icon. */
+  /** The text for screen readers and the tooltip, because the button displays only an icon. */
   label: string;
   icon: IconNodes;
   class?: string;
@@ -48,7 +48,7 @@ interface IconButtonProps extends Omit<ButtonProps, 'class' | 'size' | 'text'> {
 
 export function IconButton({ icon, label, class: name = 'quiet', size = 16, ...rest }: IconButtonProps) {
   return (
-    <Button class={`${name} icon-only`} aria-label={label} {...rest}>
+    <Button class={`${name} icon-only`} aria-label={label} title={label} {...rest}>
       <Icon of={icon} size={size} />
     </Button>
   );
