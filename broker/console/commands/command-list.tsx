@@ -1,9 +1,12 @@
-// A list of commands, used on the page of commands and on the page of a machine.
-import type { client } from '../api-client.ts';
+// A list of commands, newest first, used on the page of commands and on the page of a machine.
+import { client } from '../api-client.ts';
 import { durationText } from '../format-times-and-sizes.ts';
 import { MachineLink } from '../machines/names.tsx';
+import { RunButton } from '../parts/action-buttons.tsx';
+import * as icons from '../parts/icons.ts';
+import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
-import { type Column, List } from '../parts/table-and-paged-list.tsx';
+import { type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { choiceIn, to } from '../router.ts';
 import { quoted } from './argv-text.ts';
 
@@ -55,13 +58,37 @@ const statuses = Object.entries(statusTexts) as [CommandRecord['status'], string
 export const statusChoice = () => choiceIn('status', [['', 'Any status'], ...statuses]);
 
 interface CommandListProps {
-  items: readonly CommandRecord[];
+  /** The status of the commands; empty for any. */
+  status: CommandRecord['status'] | '';
+  /** Id of the machine of the commands; empty for any. */
+  machine: string;
   /** True if each row contains the name of the machine. */
   withMachine?: boolean;
 }
 
-export function CommandList({ items, withMachine = false }: CommandListProps) {
-  return <List label="Commands" columns={columnsOf(withMachine)} items={items} />;
+export function CommandList({ status, machine, withMachine = false }: CommandListProps) {
+  const isFiltered = status !== '' || (withMachine && machine !== '');
+  return (
+    <LongList
+      read={(paging, signal) => {
+        const filter = { ...(status && { status }), ...(machine && { machine_id: machine }) };
+        return client.commands.list({ ...filter, ...paging }, { signal });
+      }}
+      inputs={[status, machine]}
+      topic="commands"
+      empty={
+        <Empty
+          icon={icons.command}
+          title={isFiltered ? 'No command matches the filters' : 'No command has run yet'}
+        >
+          <p>Commands that you, a script or a schedule run are listed here with their output.</p>
+          <RunButton query={machine && `?machine=${encodeURIComponent(machine)}`} />
+        </Empty>
+      }
+    >
+      {(items) => <List label="Commands" columns={columnsOf(withMachine)} items={items} />}
+    </LongList>
+  );
 }
 
 const columnsOf = (withMachine: boolean): (Column<CommandRecord> | false)[] => [

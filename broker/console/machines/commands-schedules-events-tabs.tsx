@@ -2,7 +2,7 @@
 import { client } from '../api-client.ts';
 import { CommandList, statusChoice } from '../commands/command-list.tsx';
 import type { Happened } from '../live-updates.ts';
-import { NewButton, RunButton } from '../parts/action-buttons.tsx';
+import { NewButton } from '../parts/action-buttons.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
@@ -13,32 +13,12 @@ import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
 
 export function MachineCommands({ machine }: { machine: string }) {
   const choice = statusChoice();
-  const filter = choice.value && { status: choice.value };
   return (
     <>
       <div class="filters">
         <Select label="Status" {...choice} />
       </div>
-      <LongList
-        read={(paging, signal) =>
-          client.commands.ofMachine({ machine_id: machine, ...filter, ...paging }, { signal })
-        }
-        inputs={[machine, choice.value]}
-        topic="commands"
-        empty={
-          <Empty
-            icon={icons.command}
-            title={filter ? 'No command here has this status' : 'No command has run here'}
-          >
-            <p>
-              Commands that you, a script or a schedule run on this machine are listed here with their output.
-            </p>
-            <RunButton query={`?machine=${encodeURIComponent(machine)}`} />
-          </Empty>
-        }
-      >
-        {(items) => <CommandList items={items} />}
-      </LongList>
+      <CommandList status={choice.value} machine={machine} />
     </>
   );
 }
