@@ -12,11 +12,11 @@ export type Update = typeof streams.live.follow extends (
   : never;
 export type Happened = NonNullable<Update['event']>;
 
-const stream = signal<'closed' | 'open' | 'lost'>('closed');
-/** True while the stream is open. Otherwise, data on the page may be out of date. */
-export const connected = computed(() => stream.value === 'open');
-/** True while the page tries to open the stream again, after it broke or did not open. */
-export const lost = computed(() => stream.value === 'lost');
+/**
+ * True while the page tries to open the stream again, after it broke or did not open. Data on the page may then be out
+ * of date.
+ */
+export const lost = signal(false);
 
 const listeners = new Set<{ heard: (update: Update) => void; returned: () => void }>();
 /** Topics that the open page follows, each with the number of parts that follow it. */
@@ -73,7 +73,7 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
       if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
     }
     if (stop.aborted) return;
-    stream.value = 'lost';
+    lost.value = true;
     await new Promise<void>((resolve) => after(retryMs, resolve));
   }
 }
@@ -83,7 +83,7 @@ let mayHaveMissed = !visible.peek();
 
 function opened(): void {
   const isLate = mayHaveMissed || lost.peek();
-  stream.value = 'open';
+  lost.value = false;
   // After an interruption or a failed first attempt, the page loads all data again, because it has missed changes. If
   // the first attempt succeeds, the data is still new.
   if (isLate) {
@@ -109,6 +109,5 @@ export const startLive = (): (() => void) =>
     return () => {
       cancel();
       stop.abort();
-      if (connected.peek()) stream.value = 'closed';
     };
   });

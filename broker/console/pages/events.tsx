@@ -1,7 +1,7 @@
 // The page of events: new events as they happen, above the stored events.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { connected, type Happened, listen } from '../live-updates.ts';
+import { type Happened, listen, lost } from '../live-updates.ts';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
@@ -41,12 +41,7 @@ export function Events() {
   return (
     <Page
       title="Events"
-      beside={
-        <State
-          of={connected.value ? 'online' : 'GRACE_PERIOD'}
-          text={connected.value ? 'live' : 'not live'}
-        />
-      }
+      beside={<State of={lost.value ? 'GRACE_PERIOD' : 'online'} text={lost.value ? 'not live' : 'live'} />}
     >
       <div class="filters">
         <Choice label="Kind" {...choice} />
