@@ -27,12 +27,12 @@ const joinedMs = 500;
 export class Fleet {
   readonly #query: MachineQuery;
   readonly #arrived: () => void;
+  readonly total = signal<number | undefined>(undefined);
+  readonly error = signal<unknown>(undefined);
   /**
    * A counter of changes. Components that read the machines read it too, so that they are drawn again when it grows.
    */
   readonly #version = signal(0);
-  #total: number | undefined;
-  #error: unknown;
   readonly #stop = new AbortController();
   readonly #rows = new Map<number, MachineRow>();
   readonly #indexes = new Map<string, number>();
@@ -50,16 +50,6 @@ export class Fleet {
   constructor(query: MachineQuery, arrived: () => void) {
     this.#query = query;
     this.#arrived = arrived;
-  }
-
-  get total(): number | undefined {
-    void this.#version.value;
-    return this.#total;
-  }
-
-  get error(): unknown {
-    void this.#version.value;
-    return this.#error;
   }
 
   row(index: number): MachineRow | undefined {
@@ -80,7 +70,10 @@ export class Fleet {
     this.#view = { first, last };
     // The next page is loaded before its rows come into view. Otherwise the broker's answer would fill all rows in view
     // in one frame, and the browser would draw this frame late.
-    const next = this.#pagesOf(Math.max(0, first + ahead), Math.min(last + ahead, (this.#total ?? 0) - 1));
+    const next = this.#pagesOf(
+      Math.max(0, first + ahead),
+      Math.min(last + ahead, (this.total.peek() ?? 0) - 1),
+    );
     for (const page of [...this.#pagesInView(), ...next]) if (!this.#asked.has(page)) void this.#read(page);
   }
 
@@ -99,9 +92,10 @@ export class Fleet {
       if (index !== undefined && before) this.#rows.set(index, { ...before, ...heard(machine) });
     }
     const unknown = changed.filter(({ id }) => !this.#indexes.has(id) && !this.#foreign.has(id));
-    const isNew = unknown.length > 0 && this.#total !== undefined && this.#total < pageSize;
+    const isNew = unknown.length > 0 && (this.total.peek() ?? pageSize) < pageSize;
     if (isNew) for (const { id } of unknown) this.#foreign.add(id);
-    if (isNew || this.#error !== undefined || removed.some((id) => this.#indexes.has(id))) this.refresh();
+    if (isNew || this.error.peek() !== undefined || removed.some((id) => this.#indexes.has(id)))
+      this.refresh();
     this.#version.value += 1;
   }
 
@@ -128,9 +122,9 @@ export class Fleet {
       const input = { ...this.#query, limit: pageSize, offset };
       const { items, total } = await client.machines.statuses(input, { signal: this.#stop.signal });
       if (this.#stop.signal.aborted || this.#asked.get(page) !== request) return;
-      if (total < (this.#total ?? 0)) this.#forget(total);
-      this.#total = total;
-      this.#error = undefined;
+      if (total < (this.total.peek() ?? 0)) this.#forget(total);
+      this.total.value = total;
+      this.error.value = undefined;
       for (const [index, machine] of items.entries()) {
         this.#rows.set(offset + index, heard(machine));
         this.#indexes.set(machine.id, offset + index);
@@ -138,7 +132,7 @@ export class Fleet {
     } catch (error) {
       if (this.#stop.signal.aborted) return;
       this.#asked.delete(page);
-      this.#error = error;
+      this.error.value = error;
     }
     this.#arrived();
     this.#version.value += 1;

@@ -21,7 +21,7 @@ export function MachineCards({ fleet, show }: Pick<FleetProps, 'fleet' | 'show'>
   }, []);
   useLayoutEffect(measure, []);
   useResize(frame, measure);
-  const { total = 0 } = fleet;
+  const total = fleet.total.value ?? 0;
   return (
     <div class="machine-cards" ref={frame}>
       <VirtualRows

@@ -25,7 +25,7 @@ export function MachineTable({ fleet, query, show }: FleetProps) {
   return (
     <VirtualRows
       label="Machines"
-      count={fleet.total ?? 0}
+      count={fleet.total.value ?? 0}
       rowHeight={rowHeight}
       leastWidth={leastWidth.value}
       header={<Head fleet={fleet} query={query} />}
@@ -63,7 +63,7 @@ function Head({ fleet, query }: Pick<FleetProps, 'fleet' | 'query'>) {
 
 /** A checkbox that selects every machine that matches the filters, including those that are not loaded. */
 export function SelectAll({ fleet, query }: Pick<FleetProps, 'fleet' | 'query'>) {
-  const { total = 0 } = fleet;
+  const total = fleet.total.value ?? 0;
   const some = selected.value.size > 0;
   const all = selected.value.size >= total && fleet.every(({ id }) => selected.value.has(id));
   const label = `Select all ${total.toLocaleString()} machines of this list`;

@@ -20,14 +20,11 @@ export function Machines() {
   const { fleet, show } = useFleet(query);
   const filtered = filterNames.some((name) => given.get(name));
   const isCards = viewChoice().value === 'cards';
-  const { total } = fleet;
+  const total = fleet.total.value;
+  const error = fleet.error.value;
   const body = (): preact.ComponentChildren => {
     if (total === undefined)
-      return fleet.error === undefined ? (
-        <Placeholder />
-      ) : (
-        <Failed error={fleet.error} retry={() => fleet.refresh()} />
-      );
+      return error === undefined ? <Placeholder /> : <Failed error={error} retry={() => fleet.refresh()} />;
     if (total === 0) return filtered ? <NoneFound /> : <NoMachines />;
     if (!isCards) return <MachineTable fleet={fleet} query={query} show={show} />;
     return (
