@@ -166,14 +166,10 @@ interface ChoiceProps<T extends string> {
 
 /** A drop-down list in a bar of filters. The user chooses one option. For few options use Choice. */
 export function Select<T extends string>({ label, options, value, choose }: ChoiceProps<T>) {
-  const change = (text: string): void => {
-    const chosen = options.find(([option]) => option === text);
-    if (chosen) choose(chosen[0]);
-  };
   return (
     <label class="select">
       <span class="only-read">{label}</span>
-      <select value={value} onChange={({ currentTarget }) => change(currentTarget.value)}>
+      <select value={value} onChange={({ currentTarget }) => choose(currentTarget.value as T)}>
         {options.map(([option, text]) => (
           <option key={option} value={option}>
             {text}
