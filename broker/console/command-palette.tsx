@@ -19,7 +19,7 @@ export const showPalette = (): void => {
 interface Found {
   id: string;
   text: string;
-  hint: string;
+  hint?: string;
   icon: IconNodes;
   run: () => void;
 }
@@ -44,7 +44,6 @@ function actions(): Found[] {
     {
       id: 'theme',
       text: dark ? 'Light theme' : 'Dark theme',
-      hint: '',
       icon: dark ? icons.sun : icons.moon,
       run: () => chooseTheme(dark ? 'light' : 'dark'),
     },
@@ -53,17 +52,15 @@ function actions(): Found[] {
           {
             id: 'new-schedule',
             text: 'New schedule',
-            hint: '',
             icon: icons.join,
             run: () => go(to('/schedules', 'new')),
           },
         ]
       : []),
-    { id: 'docs', text: 'API reference', hint: '', icon: icons.docs, run: () => location.assign('/docs') },
+    { id: 'docs', text: 'API reference', icon: icons.docs, run: () => location.assign('/docs') },
     {
       id: 'out',
       text: 'Log out',
-      hint: '',
       icon: icons.logOut,
       run: () => leaveFor(() => void logOut().catch(sayError)),
     },
