@@ -1,5 +1,4 @@
 // The page with the live list of machines. Its URL contains search, filters and order.
-import { useMemo } from 'preact/hooks';
 import { may } from '../login-state.ts';
 import { Filters, viewChoice } from '../machines/filters.tsx';
 import { filterNames, queryOf } from '../machines/filters-in-url.ts';
@@ -16,7 +15,7 @@ import { place, setQuery, to } from '../router.ts';
 
 export function Machines() {
   const given = place.value.query;
-  const query = useMemo(() => queryOf(given), [given.toString()]);
+  const query = queryOf(given);
   const { fleet, show } = useFleet(query);
   const filtered = filterNames.some((name) => given.get(name));
   const isCards = viewChoice().value === 'cards';
