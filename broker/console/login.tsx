@@ -3,8 +3,8 @@ import { useState } from 'preact/hooks';
 import { FarhandError, loginEnded } from './api-client.ts';
 import { cookieDropped, logIn, me } from './login-state.ts';
 import { Form, TextField } from './parts/form.tsx';
-import { Icon } from './parts/icon.tsx';
 import { info } from './parts/icons.ts';
+import { Notice } from './parts/small-components.tsx';
 
 function refuse(error: unknown): never {
   // For the code `unauthorized`, users of this page get another text, because the broker's message is for programs that
@@ -44,13 +44,10 @@ export function Login() {
           <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
         </Form>
         {cookieDropped.value && (
-          <p class="notice warn">
-            <Icon of={info} />
-            <span>
-              This browser stores no secure cookie over plain http. Use https, or Chromium or Firefox on
-              127.0.0.1.
-            </span>
-          </p>
+          <Notice icon={info}>
+            This browser stores no secure cookie over plain http. Use https, or Chromium or Firefox on
+            127.0.0.1.
+          </Notice>
         )}
         <p class="muted small">
           No key yet? On the broker’s machine run{' '}

@@ -4,11 +4,10 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { bytesText } from '../format-times-and-sizes.ts';
 import { Button } from '../parts/button.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/loading-failed-or-empty.tsx';
 import { SearchField } from '../parts/search-field-in-url.tsx';
-import { Ago, Card, Fact, More, useClick } from '../parts/small-components.tsx';
+import { Ago, Card, Fact, More, Notice, useClick } from '../parts/small-components.tsx';
 import { type Column, List } from '../parts/table-and-paged-list.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
@@ -77,12 +76,7 @@ export function MachineInventory({ machine, status }: { machine: string; status:
 
 function Incomplete({ parts }: { parts: Inventory['incomplete'] }) {
   if (parts.length === 0) return null;
-  return (
-    <p class="notice warn">
-      <Icon of={icons.warning} />
-      <span>Not complete: {parts.map(({ part, reason }) => `${part} (${reason})`).join('; ')}</span>
-    </p>
-  );
+  return <Notice>Not complete: {parts.map(({ part, reason }) => `${part} (${reason})`).join('; ')}</Notice>;
 }
 
 const restartTexts = new Map<boolean | null, string>([

@@ -7,7 +7,7 @@ import { listen, useTopic } from '../live-updates.ts';
 import { Bar } from '../parts/bar-and-sparkline.tsx';
 import { Chart } from '../parts/chart.tsx';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
-import { Ago, Card, Choice, Fact } from '../parts/small-components.tsx';
+import { Ago, Card, Choice, Fact, Notice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn } from '../router.ts';
 import { every, hourMs, now } from '../timers.ts';
@@ -136,11 +136,9 @@ function Now({ status }: { status: Status }) {
   return (
     <>
       {!status.connected && (
-        <p class="notice warn">
-          <span>
-            Offline: these values are from <Ago at={status.recorded_at} />.
-          </span>
-        </p>
+        <Notice>
+          Offline: these values are from <Ago at={status.recorded_at} />.
+        </Notice>
       )}
       <dl class="facts gauges">
         <Fact name="CPU">

@@ -6,11 +6,10 @@ import { may } from '../login-state.ts';
 import { DeleteButton } from '../parts/action-buttons.tsx';
 import { Button } from '../parts/button.tsx';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { OnOff, useClick } from '../parts/small-components.tsx';
+import { Notice, OnOff, useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -69,15 +68,12 @@ function Settings({ channel: { type, url, to: recipients, disabled_reason } }: {
         {recipients && <p class="fact-row muted">To {recipients.join(', ')}</p>}
       </section>
       {disabled_reason && (
-        <p class="notice warn">
-          <Icon of={icons.warning} />
-          <span>
-            The broker turned this channel off: {disabled_reason.replaceAll('_', ' ')}.{' '}
-            {disabled_reason === 'key_revoked'
-              ? 'Turn it on again. It then sends alerts with the rights of your key.'
-              : 'Edit it, and set its address and secret again.'}
-          </span>
-        </p>
+        <Notice>
+          The broker turned this channel off: {disabled_reason.replaceAll('_', ' ')}.{' '}
+          {disabled_reason === 'key_revoked'
+            ? 'Turn it on again. It then sends alerts with the rights of your key.'
+            : 'Edit it, and set its address and secret again.'}
+        </Notice>
       )}
     </>
   );

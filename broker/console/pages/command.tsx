@@ -11,11 +11,10 @@ import { nameOf } from '../machines/names.tsx';
 import { CancelButton } from '../parts/action-buttons.tsx';
 import { Button, ButtonLink } from '../parts/button.tsx';
 import { TextField } from '../parts/form.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Failed, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { Ago, Choice, CopyButton, State } from '../parts/small-components.tsx';
+import { Ago, Choice, CopyButton, Notice, State } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, to } from '../router.ts';
@@ -45,12 +44,7 @@ export function Command({ params: { command = '' } }: { params: Params }) {
               <CopyButton text={commandLine(record)} />
               <CommandFacts command={record} />
             </section>
-            {record.reason && (
-              <p class="notice warn">
-                <Icon of={icons.warning} />
-                <span>{reasonText(record.reason)}</span>
-              </p>
-            )}
+            {record.reason && <Notice>{reasonText(record.reason)}</Notice>}
             <OutputView key={command} command={record} ended={reload} />
             {record.status === 'running' && may('commands:execute') && <InputField command={command} />}
           </>

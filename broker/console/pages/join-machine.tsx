@@ -9,11 +9,10 @@ import { DeleteButton } from '../parts/action-buttons.tsx';
 import { Button, ButtonLink } from '../parts/button.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { useDraft } from '../parts/form-draft-and-dialog.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { OneLine } from '../parts/secret-dialog.tsx';
-import { Ago, Card, State, Tags } from '../parts/small-components.tsx';
+import { Ago, Card, Notice, State, Tags } from '../parts/small-components.tsx';
 import { actions, type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
@@ -106,10 +105,7 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
     <Card title={token.install === null ? 'Start the agent' : 'Run this in a shell on the machine'}>
       {token.install === null ? (
         <>
-          <p class="notice warn">
-            <Icon of={icons.info} />
-            <span>{token.install_missing}</span>
-          </p>
+          <Notice icon={icons.info}>{token.install_missing}</Notice>
           <p>
             Save the token below as token.txt on the machine. Then install the agent there, and start it with{' '}
             <code>{startOptions(token)}</code>.

@@ -6,12 +6,11 @@ import { may } from '../login-state.ts';
 import { ConfirmButton, DeleteButton } from '../parts/action-buttons.tsx';
 import { Button } from '../parts/button.tsx';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
-import { State, Tags } from '../parts/small-components.tsx';
+import { Notice, State, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -38,13 +37,10 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
               <Tags of={events} />
             </section>
             {!enabled && disabled_reason && (
-              <p class="notice warn">
-                <Icon of={icons.warning} />
-                <span>
-                  The broker turned this webhook off: {disabled_reason.replaceAll('_', ' ')}. Turn it on to
-                  send again.
-                </span>
-              </p>
+              <Notice>
+                The broker turned this webhook off: {disabled_reason.replaceAll('_', ' ')}. Turn it on to send
+                again.
+              </Notice>
             )}
             <Deliveries
               read={(paging, signal) =>

@@ -3,8 +3,7 @@ import type { ComponentChildren } from 'preact';
 import { useId, useState } from 'preact/hooks';
 import { messageOf } from '../api-client.ts';
 import { Button } from './button.tsx';
-import { Icon } from './icon.tsx';
-import { warning } from './icons.ts';
+import { Notice } from './small-components.tsx';
 
 interface FieldProps {
   label: string;
@@ -182,10 +181,9 @@ export function Form({ submit, run, children, cancel, disabled = false }: FormPr
     >
       {children}
       {error !== undefined && (
-        <p class="notice bad" role="alert">
-          <Icon of={warning} />
-          <span>{messageOf(error)}</span>
-        </p>
+        <Notice tone="bad" role="alert">
+          {messageOf(error)}
+        </Notice>
       )}
       <footer>
         {cancel && <Button text="Cancel" press={cancel} />}

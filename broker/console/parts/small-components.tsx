@@ -5,7 +5,7 @@ import { fullTime, relativeText } from '../format-times-and-sizes.ts';
 import { after } from '../timers.ts';
 import { Button, IconButton } from './button.tsx';
 import { Icon, type IconNodes } from './icon.tsx';
-import { check, close, copy } from './icons.ts';
+import { check, close, copy, warning } from './icons.ts';
 import { attempt } from './toasts.tsx';
 
 const tones: Readonly<Record<string, string>> = {
@@ -83,6 +83,23 @@ export function Tags({ of }: { of: readonly string[] }) {
         </span>
       ))}
     </span>
+  );
+}
+
+interface NoticeProps {
+  tone?: 'warn' | 'bad';
+  icon?: IconNodes;
+  role?: 'alert';
+  children: ComponentChildren;
+}
+
+/** A text in a frame that the user should not miss. */
+export function Notice({ tone = 'warn', icon = warning, role, children }: NoticeProps) {
+  return (
+    <p class={`notice ${tone}`} role={role}>
+      <Icon of={icon} />
+      <span>{children}</span>
+    </p>
   );
 }
 
