@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals';
 import { useEffect, useState } from 'preact/hooks';
 import { logOut, may } from './login-state.ts';
-import { indexAfterKey, useMachinesByName } from './machines/search-machines-by-name.ts';
+import { useCurrent, useMachinesByName } from './machines/search-machines-by-name.ts';
 import { menu } from './navigation-menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
@@ -73,7 +73,6 @@ export function Palette() {
 
 function PaletteDialog() {
   const [text, setText] = useState('');
-  const [at, setAt] = useState(0);
   const element = useModal();
   const letters = text.toLowerCase();
   const all: Found[] = [
@@ -94,12 +93,7 @@ function PaletteDialog() {
     close();
     found.run();
   };
-  const onKey = (event: KeyboardEvent): void => {
-    const next = indexAfterKey(event.key, at, all.length);
-    if (next !== undefined) setAt(next);
-    if (event.key === 'Enter') choose(all[at]);
-    if (next !== undefined || event.key === 'Enter') event.preventDefault();
-  };
+  const { at, setAt, onKey } = useCurrent(all, choose);
   return (
     <dialog
       ref={element}

@@ -6,7 +6,7 @@ import { State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
 import { Chips } from './machine-chips.tsx';
 import { learnNames, nameOf } from './names.tsx';
-import { indexAfterKey, useMachinesByName } from './search-machines-by-name.ts';
+import { useCurrent, useMachinesByName } from './search-machines-by-name.ts';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
 
@@ -18,23 +18,16 @@ interface MachinePickerProps {
 export function MachinePicker({ label, choose }: MachinePickerProps) {
   const [text, setText] = useState('');
   const [open, setOpen] = useState(false);
-  const [at, setAt] = useState(0);
   const found = useMachinesByName(text, open);
   const listId = useId();
-  const current = found[at];
-  const take = (machine: Found[number]): void => {
+  const take = (machine: Found[number] | undefined): void => {
+    if (!machine || !open) return;
     learnNames([machine]);
     choose(machine.id);
     setText('');
     setOpen(false);
   };
-  const onKey = (event: KeyboardEvent): void => {
-    const next = indexAfterKey(event.key, at, found.length);
-    if (next !== undefined) setAt(next);
-    if (event.key === 'Escape') setOpen(false);
-    if (event.key === 'Enter' && open && current) take(current);
-    if (next !== undefined || event.key === 'Enter') event.preventDefault();
-  };
+  const { at, setAt, onKey } = useCurrent(found, take);
   return (
     <Field label={label}>
       {(id) => (
@@ -46,7 +39,7 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
             list={undefined}
             aria-expanded={open}
             aria-controls={listId}
-            aria-activedescendant={open && current ? `${listId}-${at}` : undefined}
+            aria-activedescendant={open && found[at] ? `${listId}-${at}` : undefined}
             placeholder="Part of a machine’s name"
             autoComplete="off"
             value={text}
@@ -57,7 +50,7 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
             }}
             onFocus={() => setOpen(true)}
             onBlur={() => setOpen(false)}
-            onKeyDown={onKey}
+            onKeyDown={(event) => (event.key === 'Escape' ? setOpen(false) : onKey(event))}
           />
           <div id={listId} role="listbox" aria-label={label} hidden={!open || found.length === 0}>
             {found.map((machine, index) => (

@@ -22,8 +22,15 @@ export function useMachinesByName(text: string, wanted = true): Found {
   return found.filter(({ name }) => name.toLowerCase().includes(letters));
 }
 
-/** Returns the index that ArrowUp or ArrowDown selects after `at` in a list of `length` items; otherwise undefined. */
-export function indexAfterKey(key: string, at: number, length: number): number | undefined {
-  const step = key === 'ArrowDown' ? 1 : key === 'ArrowUp' ? -1 : 0;
-  return step === 0 ? undefined : (at + step + length) % Math.max(1, length);
+/** The index of the current one of the found items. ArrowUp and ArrowDown change it, and Enter chooses the item. */
+export function useCurrent<T>(found: readonly T[], choose: (item: T | undefined) => void) {
+  const [at, setAt] = useState(0);
+  const onKey = (event: KeyboardEvent): void => {
+    const step = event.key === 'ArrowDown' ? 1 : event.key === 'ArrowUp' ? -1 : 0;
+    if (step !== 0) setAt((at + step + found.length) % Math.max(1, found.length));
+    else if (event.key === 'Enter') choose(found[at]);
+    else return;
+    event.preventDefault();
+  };
+  return { at, setAt, onKey };
 }
