@@ -54,43 +54,25 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
           />
           <div id={listId} role="listbox" aria-label={label} hidden={!open || found.length === 0}>
             {found.map((machine, index) => (
-              <Option
+              <div
                 key={machine.id}
                 id={`${listId}-${index}`}
-                machine={machine}
-                isCurrent={index === at}
-                take={() => take(machine)}
-              />
+                role="option"
+                tabIndex={-1}
+                aria-selected={index === at}
+                onMouseDown={(event) => {
+                  event.preventDefault();
+                  take(machine);
+                }}
+              >
+                <span class="cut">{machine.name}</span>
+                <State of={machine.status} />
+              </div>
             ))}
           </div>
         </div>
       )}
     </Field>
-  );
-}
-
-interface OptionProps {
-  id: string;
-  machine: Found[number];
-  isCurrent: boolean;
-  take: () => void;
-}
-
-function Option({ id, machine: { name, status }, isCurrent, take }: OptionProps) {
-  return (
-    <div
-      id={id}
-      role="option"
-      tabIndex={-1}
-      aria-selected={isCurrent}
-      onMouseDown={(event) => {
-        event.preventDefault();
-        take();
-      }}
-    >
-      <span class="cut">{name}</span>
-      <State of={status} />
-    </div>
   );
 }
 
