@@ -11,33 +11,29 @@ import { Button, IconButton } from './parts/button.tsx';
 import { ConfirmLogin } from './parts/confirm-with-key.tsx';
 import { Icon } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
-import { Empty, Failed, Placeholder } from './parts/loading-failed-or-empty.tsx';
+import { Empty, Show } from './parts/loading-failed-or-empty.tsx';
 import { MissingScope } from './parts/missing-scope.tsx';
 import { Page } from './parts/page.tsx';
 import { sayError, Toasts } from './parts/toasts.tsx';
+import { useData } from './parts/use-data.ts';
 import { go, leaveFor, match, path, to } from './router.ts';
 import { chooseTheme, isDark } from './theme.ts';
 
 export function App() {
-  const [error, setError] = useState<unknown>(undefined);
-  const start = (): void => {
-    setError(undefined);
-    identify().catch(setError);
-  };
-  useEffect(() => {
-    if (me.value === undefined) start();
-  }, []);
-  if (error !== undefined && me.value === undefined) return <Failed error={error} retry={start} />;
-  if (me.value === undefined) return <Placeholder />;
-  if (!loggedIn.value) {
-    return (
-      <>
-        <Login />
-        <Toasts />
-      </>
-    );
-  }
-  return <Shell />;
+  const identified = useData(
+    async () => {
+      if (me.value === undefined) await identify();
+      return true;
+    },
+    [],
+    null,
+  );
+  return (
+    <>
+      <Show of={identified}>{() => (loggedIn.value ? <Shell /> : <Login />)}</Show>
+      <Toasts />
+    </>
+  );
 }
 
 function Shell() {
@@ -74,7 +70,6 @@ function Shell() {
       </main>
       <Palette />
       {confirmation.value && <ConfirmLogin />}
-      <Toasts />
     </div>
   );
 }
