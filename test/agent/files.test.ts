@@ -1099,6 +1099,23 @@ describe('writing', () => {
   });
 
   test.skipIf(!mayMount)(
+    'an agent whose disk is full of its temporary files starts, and removes them (needs the right to mount)',
+    async () => {
+      const data = join(base, 'small');
+      mkdirSync(data);
+      disk.mountTmpfs(data, '64k');
+      const left = ['.farhand-a', '.farhand-b'].map((name) => join(data, name));
+      const lines = left.map((file) => `+${Buffer.from(file).toString('base64url')}\n`);
+      writeFileSync(join(data, 'temporary.journal'), lines.join(''));
+      for (const file of left) writeFileSync(file, '');
+      expect(() => writeFileSync(left[1]!, Buffer.alloc(1_000_000))).toThrow('ENOSPC');
+      await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
+      expect(readdirSync(data)).toEqual(['temporary.journal']);
+      expect(readFileSync(join(data, 'temporary.journal'), 'utf8')).toBe('');
+    },
+  );
+
+  test.skipIf(!mayMount)(
     'a line of the journal that a full disk has cut off does not damage the next line (needs the right to mount)',
     async () => {
       const data = join(base, 'small');

@@ -1,7 +1,7 @@
 // A journal with the paths of the agent's temporary files, which can be anywhere on the disk. After a crash, the
 // agent's next start removes these files.
 import { randomUUID } from 'node:crypto';
-import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
+import { appendFile, mkdir, open, readFile, rename, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
 import { endsWithin } from '../../../shared/clock.ts';
 import { ignoring } from '../../../shared/errors.ts';
@@ -51,18 +51,20 @@ export interface TemporaryName {
 export class Journal {
   readonly #path: string;
   readonly #log: Logger;
-  #size = 0;
-  /** True if the last append failed, for example on a full disk, and may have written a part of its line. */
-  #isCut = false;
+  #size: number;
+  /** True if the last append may have written only a part of its line, for example on a full disk. */
+  #isCut: boolean;
   readonly #live: Map<Bytes, string>;
   /** The names in `#live`, without their directories. Each name is random, so it identifies its file. */
   readonly #names: Set<Bytes>;
   #turn: Promise<void> = Promise.resolve();
 
-  private constructor(path: string, live: Map<Bytes, string>, log: Logger) {
+  private constructor(path: string, text: string, log: Logger) {
     this.#path = path;
-    this.#live = live;
-    this.#names = new Set([...live.keys()].map((file) => posix.basename(file)));
+    this.#size = text.length;
+    this.#isCut = !text.endsWith('\n');
+    this.#live = leftovers(text);
+    this.#names = new Set([...this.#live.keys()].map((file) => posix.basename(file)));
     this.#log = log;
   }
 
@@ -73,9 +75,10 @@ export class Journal {
   static async open(directory: string, log: Logger): Promise<Journal> {
     await mkdir(directory, { recursive: true, mode: 0o700 });
     const path = join(directory, 'temporary.journal');
-    const journal = new Journal(path, await leftovers(path), log);
-    if (journal.#live.size === 0) await writeFile(path, '', { mode: 0o600 });
-    else await journal.#rewrite();
+    const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
+    const journal = new Journal(path, text, log);
+    // Nothing else is written here, because the disk may be full until the temporary files are removed.
+    if (journal.#live.size === 0) await journal.#clear();
     const left = [...journal.#live].map(([file, mark]) => journal.#removeLeftover(file, mark));
     await endsWithin(longestRemoval, Promise.all(left));
     return journal;
@@ -140,10 +143,7 @@ export class Journal {
     this.#live.delete(path);
     this.#names.delete(posix.basename(path));
     return this.#inTurn(async () => {
-      if (this.#live.size === 0) {
-        await truncate(this.#path);
-        this.#size = 0;
-      }
+      if (this.#live.size === 0) await this.#clear();
       // This line need not be durable: after a crash, removing the file a second time does no harm.
       else await this.#append(line('-', path), false);
       if (this.#size > largest) await this.#rewrite();
@@ -169,6 +169,12 @@ export class Journal {
     this.#size += text.length;
   }
 
+  async #clear(): Promise<void> {
+    await writeFile(this.#path, '', { mode: 0o600 });
+    this.#isCut = false;
+    this.#size = 0;
+  }
+
   async #rewrite(): Promise<void> {
     const text = [...this.#live].map(([path, mark]) => line(mark ? '*' : '+', path, mark)).join('');
     await writeFile(`${this.#path}.new`, text, { mode: 0o600, flush: true });
@@ -182,8 +188,7 @@ export class Journal {
  * Returns the temporary files and directories that a killed agent left, with their marks (see markOf). The mark of a
  * file is empty.
  */
-async function leftovers(path: string): Promise<Map<Bytes, string>> {
-  const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
+function leftovers(text: string): Map<Bytes, string> {
   const live = new Map<Bytes, string>();
   // The text after the last newline is left out: it is empty, or a line that a crash cut off. A cut line is not needed:
   // - "+": the file has not been created yet
