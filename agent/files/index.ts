@@ -2,7 +2,7 @@
 // allows.
 
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
-import { AppError, StartError } from '../../shared/errors.ts';
+import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
@@ -28,17 +28,9 @@ import { writeFile } from './write.ts';
 
 /**
  * Maximum number of heavy calls at once. A heavy call may use the disk for hours, and many of them would delay all
- * other file calls.
+ * other file calls. Further ones wait; the broker sends at most 32 at once.
  */
 const mostHeavy = 8;
-/** Maximum number of heavy calls that may wait for a slot. Further heavy calls are refused. */
-const mostWaiting = 32;
-
-function refuseLongQueue(waiting: number): AppError | undefined {
-  if (waiting < mostWaiting) return undefined;
-  const message = `too many long file operations are waiting on this machine (limit ${mostWaiting}); try again later`;
-  return new AppError('unavailable', message);
-}
 
 export interface FilesOptions {
   /** Absolute paths of the directories that requests may use; `['/']` allows the whole disk. */
@@ -85,7 +77,7 @@ export async function createFiles(options: FilesOptions): Promise<Files> {
     users: createUsers(),
     home: fromText(home),
     journal,
-    heavy: new Semaphore(mostHeavy, refuseLongQueue),
+    heavy: new Semaphore(mostHeavy),
     watches: options.watches ?? watchQuota(),
   };
   return {

@@ -12,7 +12,7 @@ import { Semaphore } from '../../shared/semaphore.ts';
  */
 const mostOpen = {
   ...{ control: 64, single: 64 },
-  // An agent accepts 40 heavy file operations: 8 run and 32 wait. This limit is lower, so that the agent refuses none.
+  // Older agents refuse a heavy file operation if 8 run and 32 wait. This limit is lower, so that they refuse none.
   long: 32,
   ...{ process: 96, terminal: openTerminals + terminalClients, watch: 32 },
 };
