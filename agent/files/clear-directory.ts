@@ -8,17 +8,17 @@ import { walk } from './confine/walk-tree.ts';
 
 /**
  * Empties an open directory. Fails with file_busy if another file system is mounted below.
+ * - `boundary`: undefined if the agent has created the tree
  * - `path`: for messages
- * - `own`: true if the agent has created the tree
  */
 export async function clear(
   start: Confined,
   boundary: Boundary | undefined,
-  { path, signal, own = false }: { path: Bytes; signal: AbortSignal; own?: boolean },
+  { path, signal }: { path: Bytes; signal: AbortSignal },
 ): Promise<void> {
   const enter = async (_: unknown, inside: Confined): Promise<boolean> => {
     // A directory that the agent has copied has the mode of its source, which may forbid removing entries.
-    if (own) await chmod(inside, 0o700);
+    if (!boundary) await chmod(inside, 0o700);
     return true;
   };
   const options = { path, signal, oneMount: true, enter } as const;

@@ -36,9 +36,7 @@ export class PrivateDirectory implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     using pinned = this.#pinned;
     const never = new AbortController().signal;
-    await this.#name.release(() =>
-      clear(pinned.at, undefined, { path: this.#name.path, signal: never, own: true }),
-    );
+    await this.#name.release(() => clear(pinned.at, undefined, { path: this.#name.path, signal: never }));
   }
 }
 

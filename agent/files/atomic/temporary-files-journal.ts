@@ -230,7 +230,7 @@ async function removeDirectory(at: Confined, mark: string, path: Bytes): Promise
   // A directory with another mark may be another program's, so it is removed only if it is empty.
   if (markOf(await pinned.stat()) !== mark)
     return (await fs.drop(at).then(() => true, ignoring('ENOTEMPTY'))) ?? false;
-  await clear(pinned.at, undefined, { path, signal: new AbortController().signal, own: true });
+  await clear(pinned.at, undefined, { path, signal: new AbortController().signal });
   await fs.drop(at);
   return true;
 }
