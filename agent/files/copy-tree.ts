@@ -38,22 +38,26 @@ interface Duplicating {
 
 /** Copies `source` to `to`. Resolves to the number of copied regular files, and the number of their bytes. */
 export async function duplicate(source: Source, to: fs.Confined, options: Duplicating) {
-  await using copier = new Copier(options);
+  // After a failure, disposal waits for the flushes in progress, so that their files can be removed.
+  await using flushes = new Flushes(mostFlushing);
+  const copier = new Copier(options, flushes);
   await copier.one(source, to, options.path);
   if (source.stats.isDirectory()) await copier.below(source, to);
-  return await copier.end();
+  await flushes.end();
+  return { files: copier.files, bytes: copier.bytes };
 }
 
-class Copier implements AsyncDisposable {
+class Copier {
   readonly #options: Duplicating;
+  readonly #flushes: Flushes;
   readonly #buffer = Buffer.allocUnsafeSlow(bufferBytes);
   readonly #zeros = Buffer.alloc(bufferBytes);
-  readonly #flushes = new Flushes(mostFlushing);
-  #files = 0;
-  #bytes = 0;
+  files = 0;
+  bytes = 0;
 
-  constructor(options: Duplicating) {
+  constructor(options: Duplicating, flushes: Flushes) {
     this.#options = options;
+    this.#flushes = flushes;
   }
 
   /** Copies one entry. A directory is created empty and gets its attributes after its content. */
@@ -102,17 +106,6 @@ class Copier implements AsyncDisposable {
     if (pinned) await this.#finish(await fs.pin(pinned.at, fs.O_RDONLY | fs.O_DIRECTORY), stats, path);
   }
 
-  /** Resolves when everything is on the disk. */
-  async end(): Promise<{ files: number; bytes: number }> {
-    await this.#flushes.end();
-    return { files: this.#files, bytes: this.#bytes };
-  }
-
-  /** Waits for the flushes in progress, so that after a failure their files can be removed. */
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.#flushes[Symbol.asyncDispose]();
-  }
-
   /** Returns the error for an entry of the source. If a disk is full, the error names the path at the destination. */
   #failure(error: unknown, path: Bytes): AppError {
     const failure = fromErrno(error, toText(path));
@@ -139,8 +132,8 @@ class Copier implements AsyncDisposable {
       await made[Symbol.asyncDispose]();
       throw error;
     }
-    this.#bytes += made.size;
-    this.#files += 1;
+    this.bytes += made.size;
+    this.files += 1;
     await this.#finish(made.pinned, before, path);
   }
 
