@@ -227,16 +227,15 @@ async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flu
   // A directory that the agent may write but not read cannot be opened (EACCES). Such a directory is skipped.
   const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch(ignoring('EACCES'));
   if (!directory) return;
-  const { handle } = directory;
   const flush = async (): Promise<void> => {
     using _ = directory;
     if (known?.made) {
       const { attributes } = known;
       const time = attributes?.mtimeNs;
-      if (time !== undefined) await handle.utimes(seconds(time), seconds(time));
+      if (time !== undefined) await directory.handle.utimes(seconds(time), seconds(time));
       await fs.chmodDirectory(directory, attributes?.mode ?? defaultMode);
     }
-    await handle.sync().catch(ignoring('EINVAL', 'EOPNOTSUPP'));
+    await fs.syncChange(directory);
   };
   await flushes.add(flush());
 }

@@ -134,12 +134,8 @@ export const syncChange = (file: Pinned): Promise<void> =>
  * directories.
  */
 export async function syncDirectory(at: Confined): Promise<void> {
-  try {
-    using directory = await pin(at, O_RDONLY | O_DIRECTORY);
-    await directory.handle.sync();
-  } catch (error) {
-    ignoring('EACCES', 'EINVAL', 'EOPNOTSUPP')(error);
-  }
+  using directory = await pin(at, O_RDONLY | O_DIRECTORY).catch(ignoring('EACCES'));
+  if (directory) await syncChange(directory);
 }
 
 // ---- Names in a directory
