@@ -1,6 +1,6 @@
 // Sets the modification time of a file or directory, or creates an empty file if the path does not exist.
 import { latestInstant, now } from '../../shared/clock.ts';
-import { AppError, ignoring } from '../../shared/errors.ts';
+import { AppError, isErrno } from '../../shared/errors.ts';
 import { NewFile, seconds } from './atomic/atomic-write.ts';
 import { type BigIntStats, type Pinned, pin, readOnly, syncChange } from './confine/confined-fs.ts';
 import { assertFile, assertFolder, fault, type Target } from './confine/parse-request-path.ts';
@@ -12,14 +12,11 @@ type Request = RequestOf<'touchFile'>;
 
 export const touchFile: Operation<'touchFile'> = async (disk, request, target, signal) => {
   assertTime(request);
-  // touch() returns undefined if another process created the file first. The second attempt then finds the file.
-  const entry = (await touch(disk, request, target, signal)) ?? (await touch(disk, request, target, signal));
-  if (!entry)
-    throw fault(
-      'conflict',
-      target.path,
-      'other programs created and removed this file during the call; try again',
-    );
+  const entry = await touch(disk, request, target, signal).catch((error: unknown) => {
+    // Another process has created the file first. The second attempt finds it.
+    if (isErrno(error, 'EEXIST')) return touch(disk, request, target, signal);
+    throw error;
+  });
   return { entry };
 };
 
@@ -30,7 +27,7 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
   if (!entry.found) assertFile(target);
   signal.throwIfAborted();
   const stats = entry.found ? await change(entry, request, target) : await create(entry, request);
-  return stats && describe(target.path, stats, await disk.users(), entry.link);
+  return describe(target.path, stats, await disk.users(), entry.link);
 }
 
 /** Sets the time of the file that was opened, even if its name was changed or removed after that. */
@@ -48,12 +45,11 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
 }
 
 /**
- * Creates the file. Returns undefined if another process has created a file with this name first. If a later step
+ * Creates the file. Fails with EEXIST if another process has created a file with this name first. If a later step
  * fails, the new file stays: another file may have its name by then and must not be removed.
  */
-async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats | undefined> {
-  await using file = await NewFile.create(entry.at).catch(ignoring('EEXIST'));
-  if (!file) return undefined;
+async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats> {
+  await using file = await NewFile.create(entry.at);
   // Sets the mode exactly, because open(2) applies the umask.
   await file.pinned.handle.chmod(0o644);
   if (modified_at_ms !== undefined) await setTime(file.pinned, modified_at_ms);
