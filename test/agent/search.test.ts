@@ -59,12 +59,7 @@ describe('searchFiles', () => {
   });
 
   test('refuses globs and texts that are too long or too complex', async () => {
-    for (const name of [
-      'x'.repeat(1_001),
-      '{a,b}'.repeat(20),
-      '{'.repeat(100),
-      `{${'a,'.repeat(400)}}*${'x'.repeat(100)}`,
-    ]) {
+    for (const name of ['x'.repeat(1_001), '{a,b}'.repeat(20), `{${'a,'.repeat(400)}}*${'x'.repeat(100)}`]) {
       await expect(search({ name })).rejects.toEqual(refused('invalid_request'));
     }
     for (const content of ['x'.repeat(1_001), 'a\nb', 'a\0']) {

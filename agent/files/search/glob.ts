@@ -5,8 +5,6 @@ import { AppError } from '../../../shared/errors.ts';
 const longestGlob = 1_000;
 /** Maximum total length of all patterns that brace expansion makes, including intermediate ones. */
 const longestExpanded = 4_000;
-/** Maximum number of opening braces in a glob. */
-const mostBraces = 32;
 
 /** A test for one character, or `*` for any number of characters. */
 type Piece = ((character: string) => boolean) | '*';
@@ -113,7 +111,6 @@ function classOf(characters: string[], negated: boolean): Piece {
 
 /** Expands `{this,that}` into patterns, the innermost braces first. Braces without a comma are literal. */
 function expand(glob: string): string[] {
-  if (glob.split('{').length - 1 > mostBraces) throw invalid(`too complex: over ${mostBraces} braces`);
   const done: string[] = [];
   const open = [glob];
   let length = 0;
