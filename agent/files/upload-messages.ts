@@ -14,10 +14,9 @@ export type UploadMessages<Open, Commit> = AsyncIterable<Message<Open, Commit>>;
 
 export class Upload<Open, Commit extends { sha256?: string }> implements Disposable {
   readonly open: Open;
-  /** SHA-256 of the chunks. The caller that reads chunks() must update it. */
-  readonly hash = createHash('sha256');
   readonly #next: () => Promise<Message<Open, Commit> | undefined>;
   readonly #end: () => void;
+  readonly #hash = createHash('sha256');
   #commit: Commit | undefined;
 
   private constructor(open: Open, next: () => Promise<Message<Open, Commit> | undefined>, end: () => void) {
@@ -64,18 +63,19 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
           'invalid_request',
           'after the open message of an upload only chunk or commit may follow',
         );
+      this.#hash.update(message.chunk);
       if (message.chunk.length > 0) yield message.chunk;
     }
   }
 
   /**
-   * Returns the commit message and the SHA-256 of `hash`, to which the caller has added all chunks. Throws
-   * validation_failed if the commit message contains another SHA-256.
+   * Returns the commit message and the SHA-256 of all chunks. Throws validation_failed if the commit message contains
+   * another SHA-256.
    */
   finish(path: Bytes): { commit: Commit; sha256: string } {
     const commit = this.#commit;
     if (!commit) throw new Error('finish() was called before all chunks of the upload were read');
-    const sha256 = this.hash.digest('hex');
+    const sha256 = this.#hash.digest('hex');
     if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return { commit, sha256 };
     const message = 'does not match the bytes that arrived; send them again';
     const details = { issues: [{ path: 'sha256', message }], sha256 };

@@ -33,12 +33,7 @@ export async function writeFile(
   await using entry = draft.entry;
   await using _ = draft;
   if (entry.found) await draft.tryOwner(entry.found.stats);
-  for await (const chunk of upload.chunks()) {
-    const written = draft.file.append(chunk);
-    // The chunk is hashed while the write above goes on.
-    upload.hash.update(chunk);
-    await written;
-  }
+  for await (const chunk of upload.chunks()) await draft.file.append(chunk);
   const { commit, sha256 } = upload.finish(path);
   assertMode(commit.mode);
   await draft.take(entry.found?.stats, commit.mode);

@@ -161,9 +161,8 @@ export async function receivePackage(
   for await (const chunk of upload.chunks()) {
     received += chunk.length;
     if (received > size) throw wrong();
-    upload.hash.update(chunk);
     await handle.writeFile(chunk);
   }
-  if (received !== size || upload.hash.digest('hex') !== sha256) throw wrong();
+  if (received !== size || upload.finish(file).sha256 !== sha256) throw wrong();
   await handle.sync();
 }

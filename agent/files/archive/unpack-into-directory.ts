@@ -1,6 +1,5 @@
 // Unpacks a tar or tar.gz into a directory, and never outside it. With `whole` the directory appears complete
 // or not at all.
-import type { Hash } from 'node:crypto';
 import type { WriteArchiveCommit__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveCommit.ts';
 import type { WriteArchiveOpen__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
 import type { WriteArchiveResponse } from '../../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
@@ -94,7 +93,7 @@ async function fill({ disk, upload, entry, signal }: Job, at: fs.Confined): Prom
   using root = await fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | flags);
   using tree = await Tree.open(root, disk.writing.boundary, path, at !== found?.at);
   await using extractor = new Extractor({ tree, journal: disk.journal, whole, overwrite });
-  for await (const one of readTar(hashed(upload.chunks(), upload.hash))) await extractor.extract(one);
+  for await (const one of readTar(upload.chunks())) await extractor.extract(one);
   const { sha256 } = upload.finish(path);
   await extractor.finish();
   await tree.finish();
@@ -102,11 +101,4 @@ async function fill({ disk, upload, entry, signal }: Job, at: fs.Confined): Prom
   const { files, bytes } = extractor;
   const described = describe(path, await root.stat(), await disk.users(), link);
   return { entry: described, summary: { files, bytes, sha256 } };
-}
-
-async function* hashed(chunks: AsyncIterable<Buffer>, hash: Hash): AsyncGenerator<Buffer> {
-  for await (const chunk of chunks) {
-    hash.update(chunk);
-    yield chunk;
-  }
 }
