@@ -1,5 +1,6 @@
 // Lists one directory: first its subdirectories, then its other entries, both in bytewise order of the names. All names
 // are read first. The stats of the entries are read only as fast as the caller takes them.
+import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
@@ -29,11 +30,10 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   try {
     // `total` counts the entries of all pages. An entry that is removed before its stats are read is in no batch.
     yield { head: { path: bytes(path), total } };
-    const prefix = path === '/' ? path : `${path}/`;
     const known = await users();
     const look = async (key: Bytes): Promise<FileEntry | undefined> => {
       const name = key.slice(1);
-      const place = { directory: directory.at, name, path: prefix + name };
+      const place = { directory: directory.at, name, path: posix.join(path, name) };
       try {
         const stats = await lookAt(child(directory.at, name));
         return stats && (await describeName(reading, place, stats, known));

@@ -1,5 +1,6 @@
 // Watches a file, a directory, or a directory tree. A slow client may miss intermediate states of a file, but never its
 // final state.
+import { posix } from 'node:path';
 import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { every, sleep } from '../../shared/clock.ts';
 import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
@@ -81,8 +82,6 @@ function countEvent(): void {
   eventsOfTurn += 1;
   if (eventsOfTurn === mostWaiting) for (const overflow of overflows) overflow();
 }
-
-const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}/${name}`);
 
 class Watch implements Disposable {
   readonly #boundary: Boundary;
@@ -212,7 +211,7 @@ class Watch implements Disposable {
     stats: fs.BigIntStats | undefined,
     isProtected: IsProtected,
   ): AsyncGenerator<FileChange, void, void> {
-    const below = join(path, name);
+    const below = posix.join(path, name);
     const now: Kind | undefined = stats && (stats.isDirectory() ? 'directory' : 'file');
     const before = folder.names.get(name);
     const inside = this.#folders.get(below);
@@ -236,7 +235,7 @@ class Watch implements Disposable {
       if (!folder) continue;
       for (const [name, kind] of folder.names) {
         if (isProtected(folder.self, name, undefined)) continue;
-        const below = join(path, name);
+        const below = posix.join(path, name);
         yield this.#change('ADDED', below, kind);
         if (kind === 'directory' && this.#recursive) open.push(below);
       }
@@ -246,17 +245,15 @@ class Watch implements Disposable {
   /** Yields a name and all known names below it as removed, the innermost first. */
   *#leave(path: Bytes, kind: Kind): Generator<FileChange> {
     const folder = this.#folders.get(path);
-    for (const [name, inside] of folder?.names ?? []) yield* this.#leave(join(path, name), inside);
+    for (const [name, inside] of folder?.names ?? []) yield* this.#leave(posix.join(path, name), inside);
     this.#drop(path);
     yield this.#change('REMOVED', path, kind);
   }
 
   #change(kind: 'ADDED' | 'CHANGED' | 'REMOVED' | 'OVERFLOW', path: Bytes, type: Kind): FileChange {
-    const whole = this.#only !== undefined || path === '';
-    const prefix = this.#entry.path === '/' ? '/' : `${this.#entry.path}/`;
     return {
       kind: `FILE_CHANGE_KIND_${kind}`,
-      path: bytes(whole ? this.#entry.path : prefix + path),
+      path: bytes(this.#only === undefined ? posix.join(this.#entry.path, path) : this.#entry.path),
       type: type === 'directory' ? 'FILE_TYPE_DIRECTORY' : 'FILE_TYPE_FILE',
     };
   }
