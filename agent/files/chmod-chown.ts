@@ -1,6 +1,6 @@
 // Changes mode, owner or group of a file or directory. Symlinks are followed.
 import { AppError, ignoring } from '../../shared/errors.ts';
-import { chmod, chown, identityOf, lookAt, pin, readOnly, stat, syncChange } from './confine/confined-fs.ts';
+import { chmod, chown, identityOf, isStill, pin, readOnly, stat, syncChange } from './confine/confined-fs.ts';
 import { assertFolder, assertMode, fault } from './confine/parse-request-path.ts';
 import { describe } from './file-description.ts';
 import type { Operation, RequestOf } from './handler-adapters.ts';
@@ -24,8 +24,7 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
   using file = isPlain ? await pin(at, readOnly).catch(ignoring('EACCES')) : undefined;
   signal.throwIfAborted();
   await entry.inTurn(async () => {
-    const now = await lookAt(entry.at);
-    if (!now || identityOf(now) !== identityOf(stats))
+    if (!(await isStill(entry.at, identityOf(stats))))
       throw fault('conflict', target.path, 'was replaced meanwhile; try again');
     // The mode is set second, because a change of owner clears setuid and setgid.
     if (uid !== unchanged || gid !== unchanged) await chown(at, uid, gid);

@@ -144,7 +144,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   const identity = await publish(transfer, arriving.content());
   await withdraw(transfer, leaving.content(), before).catch(async (error: unknown) => {
     // The source could not be removed, so the copy is removed again. A copy that has replaced another file stays.
-    if (!to.found && (await identityAt(to.at)) === identity) {
+    if (!to.found && (await fs.isStill(to.at, identity))) {
       using copy = await fs.pin(to.at);
       // As in placeOwn(), a directory must be writable to be moved to another parent.
       if (stats.isDirectory() && fs.identityOf(await copy.stat()) === identity)
@@ -211,9 +211,4 @@ async function stateBelow(
   for await (const step of walk(pinned.at, undefined, { path: '', signal, ...(leaveOut && { leaveOut }) }))
     if (!step.left) hash.update(`${step.path}\0${step.stats.ino} ${step.stats.ctimeNs}\0`, 'latin1');
   return hash.digest('hex');
-}
-
-async function identityAt(at: fs.Confined): Promise<string | undefined> {
-  const stats = await fs.lookAt(at);
-  return stats && fs.identityOf(stats);
 }

@@ -18,13 +18,11 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   if (directory) return claim(from, to);
   const placed = fs.identityOf(await fs.lstat(from));
   await linkAs(from, to, path);
-  const left = await fs.lookAt(from);
   // `from` is removed only if it still names the placed file: another program may have replaced it. This check does not
   // use `to`, because another program may have removed it already.
-  if (!left || fs.identityOf(left) !== placed) return;
+  if (!(await fs.isStill(from, placed))) return;
   await fs.unlink(from).catch(async (error: unknown) => {
-    const made = await fs.lookAt(to);
-    if (made && fs.identityOf(made) === placed) await fs.unlink(to);
+    if (await fs.isStill(to, placed)) await fs.unlink(to);
     throw error;
   });
 }

@@ -108,6 +108,11 @@ export const watch = (directory: Confined): FSWatcher =>
 /** Returns device and inode, which identify a file under any name. */
 export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
 export const identify = async (at: Confined): Promise<string> => identityOf(await stat(at));
+/** True if a name, without following a symlink, is that of the file with this identity. */
+export async function isStill(at: Confined, identity: string): Promise<boolean> {
+  const stats = await lookAt(at);
+  return stats !== undefined && identityOf(stats) === identity;
+}
 
 /**
  * Returns the id of the mount through which a directory was opened. A bind mount has the same device as its source, but
