@@ -55,8 +55,6 @@ export class Journal {
   /** True if the last append may have written only a part of its line, for example on a full disk. */
   #isCut: boolean;
   readonly #live: Map<Bytes, string>;
-  /** The names in `#live`, without their directories. Each name is random, so it identifies its file. */
-  readonly #names: Set<Bytes>;
   #turn: Promise<void> = Promise.resolve();
 
   private constructor(path: string, text: string, log: Logger) {
@@ -64,7 +62,6 @@ export class Journal {
     this.#size = text.length;
     this.#isCut = !text.endsWith('\n');
     this.#live = leftovers(text);
-    this.#names = new Set([...this.#live.keys()].map((file) => posix.basename(file)));
     this.#log = log;
   }
 
@@ -93,7 +90,6 @@ export class Journal {
       await this.#add(path);
     } catch (error) {
       this.#live.delete(path);
-      this.#names.delete(name);
       throw error;
     }
     return {
@@ -115,13 +111,13 @@ export class Journal {
     };
   }
 
-  /** True if a name is that of a temporary file of this agent. */
-  readonly isTemporary = (name: Bytes): boolean => this.#names.has(name);
+  /** True if a name is that of a temporary file of this agent. Each name is random, so it identifies its file. */
+  readonly isTemporary = (name: Bytes): boolean =>
+    name.startsWith(prefix) && [...this.#live.keys()].some((path) => posix.basename(path) === name);
 
   /** Adds a name to the journal. Resolves when its line is durable. */
   #add(path: Bytes, mark = ''): Promise<void> {
     this.#live.set(path, mark);
-    this.#names.add(posix.basename(path));
     return this.#inTurn(() => this.#append(line(mark ? '*' : '+', path, mark), true));
   }
 
@@ -141,7 +137,6 @@ export class Journal {
 
   #remove(path: Bytes): Promise<void> {
     this.#live.delete(path);
-    this.#names.delete(posix.basename(path));
     return this.#inTurn(async () => {
       if (this.#live.size === 0) await this.#clear();
       // This line need not be durable: after a crash, removing the file a second time does no harm.
