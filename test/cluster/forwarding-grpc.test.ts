@@ -4,7 +4,7 @@ import { randomBytes } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test, vi } from 'vitest';
 import { leaseMs } from '../../broker/cluster/cluster-tables.ts';
 import { shared } from '../close-after-tests.ts';
 import { all, hearing, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
@@ -22,6 +22,15 @@ test('a call fails as unavailable if the owner of its machine cannot be reached'
   const client = await streamsOf(front);
   const refusal = await refusalOf(client.readFile({ machine_id, path: '/etc/hostname' }));
   expect([refusal.code, refusal.details]).toMatchObject(['unavailable', { retry_after: 1 }]);
+});
+
+test('a call goes directly to the owner of its machine, even if the environment sets an HTTP proxy', async () => {
+  const { front, machineId: machine_id } = await startTwoBrokers();
+  const client = await streamsOf(front);
+  // No server listens on this port. It is set only now, because the client of the test would use the proxy too.
+  vi.stubEnv('https_proxy', 'http://127.0.0.1:1');
+  onTestFinished(() => void vi.unstubAllEnvs());
+  expect(await all(client.readFile({ machine_id, path: '/etc/hostname' }))).not.toEqual([]);
 });
 
 test('a call ends as unavailable if the connection to the owner of its machine is lost', async () => {

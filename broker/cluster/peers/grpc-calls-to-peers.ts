@@ -23,6 +23,8 @@ const options = {
   // With retries disabled, grpc-js never repeats a call, so no request can start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
+  // Other brokers are called directly, even if the environment sets an HTTP proxy.
+  'grpc.enable_http_proxy': 0,
   'grpc.enable_channelz': 0,
   'grpc-node.flow_control_window': windowBytes,
   'grpc.max_receive_message_length': messageBytes,
