@@ -3,7 +3,7 @@
 import { execFile } from 'node:child_process';
 import { KeyObject, webcrypto, type X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
-import { readFileSync, renameSync, statSync, writeFileSync } from 'node:fs';
+import { chmodSync, readFileSync, renameSync, statSync, writeFileSync } from 'node:fs';
 import { request } from 'node:https';
 import { connect as connectPlain } from 'node:net';
 import { join } from 'node:path';
@@ -264,6 +264,11 @@ test('a replaced certificate is used without a restart; one that does not match 
   renameSync(two.cert, one.cert);
   await waitFor(() => expect(log.join('')).toContain('the old one stays'));
   expect((await certificateOf(url)).subject).toBe('CN=one');
+  // A certificate that could not be read is read again after a change of its permissions alone.
+  const refused = (): number => log.join('').split('the old one stays').length - 1;
+  expect(refused()).toBe(1);
+  chmodSync(one.key, 0o640);
+  await waitFor(() => expect(refused()).toBe(2));
   renameSync(two.key, one.key);
   await waitFor(async () => expect((await certificateOf(url)).subject).toBe('CN=two'));
   kept.write('GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n');

@@ -127,7 +127,8 @@ async function read({ cert, key }: Pair): Promise<SecureContextOptions> {
 async function versionOf({ cert, key }: Pair): Promise<string> {
   const versions = [cert, key].map(async (file) => {
     const found = await stat(file, { bigint: true }).catch(() => undefined);
-    return found ? `${found.dev} ${found.ino} ${found.size} ${found.mtimeNs}` : 'none';
+    // The time of the last change of the inode also changes with the permissions of the file.
+    return found ? `${found.dev} ${found.ino} ${found.size} ${found.ctimeNs}` : 'none';
   });
   return (await Promise.all(versions)).join(', ');
 }
