@@ -7,6 +7,7 @@ import type { Adapter } from 'lowdb';
 import { z } from 'zod';
 import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
+import { quoteForShell } from '../../shared/quote-for-shell.ts';
 import { checksumOf, StateJson } from './serialize-state.ts';
 import { type Documents, documents, version } from './state-documents-schema.ts';
 
@@ -117,7 +118,7 @@ function mustHaveOne(data: Documents, file: string): boolean {
 }
 
 function unchecked(which: string, file: string): StartError {
-  const accept = `farhand broker state accept --data-dir ${quoted(dirname(file))}`;
+  const accept = `farhand broker state accept --data-dir ${quoteForShell(dirname(file))}`;
   return new StartError(
     `${file} has ${which} checksum: it is damaged, or was edited by hand; if you edited it, run ${accept}; otherwise, ${recoveryOf(file)}`,
   );
@@ -126,18 +127,14 @@ function unchecked(which: string, file: string): StartError {
 function recoveryOf(file: string): string {
   const back = commandBack(file);
   if (!back) return 'restore it from a backup';
-  return `to go back to the previous version of the file, without the last changes: mv ${quoted(file)} ${quoted(`${file}.broken`)} && ${back}`;
+  return `to go back to the previous version of the file, without the last changes: mv ${quoteForShell(file)} ${quoteForShell(`${file}.broken`)} && ${back}`;
 }
 
 /** Returns the shell command that restores state.json.last; undefined if that file is missing or damaged. */
 export function commandBack(file: string): string | undefined {
   const last = lastOf(file);
   if (!existsSync(last) || checksumOf(readFileSync(last)) === 'wrong') return undefined;
-  return `cp -p ${quoted(last)} ${quoted(file)}`;
-}
-
-function quoted(path: string): string {
-  return /^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
+  return `cp -p ${quoteForShell(last)} ${quoteForShell(file)}`;
 }
 
 function isNewer(json: unknown): boolean {
