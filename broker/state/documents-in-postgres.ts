@@ -1,7 +1,6 @@
 // Stores the declared documents in PostgreSQL, one row per document. A change first reads the changes of other brokers,
 // and commits its entries for the history in the same transaction.
 import { randomBytes } from 'node:crypto';
-import { isDeepStrictEqual } from 'node:util';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
 import {
@@ -17,6 +16,7 @@ import {
   type Declared,
   type Documents,
   documents,
+  mapsOf,
   names,
   newDocuments,
   version,
@@ -106,7 +106,7 @@ export class PostgresStore implements StateStore {
     if (wasLost || reached.generation - generation > knownGenerations) {
       const rows = await reader.all(readingDocuments);
       const found = parse(this.documents.install_id, reached.generation, rows);
-      return { declared: mapsOf(found, declared), ...reached };
+      return { declared: mapsOf(found), ...reached };
     }
     if (reached.generation === generation) return current;
     const changed = await reader.all(
@@ -162,22 +162,6 @@ function write(before: Declared, next: Declared, generation: number, transaction
       transaction.put('removed_documents', 'collection, id', { collection, id, generation });
     }
   }
-}
-
-/** Returns maps of the documents by id. Unchanged documents and maps are the same objects as in `before`. */
-function mapsOf(found: Documents, before: Declared): Declared {
-  const maps = names.map((name) => {
-    const old = new Map<string, object>(before[name]);
-    const all = new Map<string, object>();
-    for (const one of found[name]) {
-      const known = old.get(one.id);
-      all.set(one.id, isDeepStrictEqual(known, one) ? (known ?? one) : one);
-    }
-    const isSame = all.size === old.size && [...all].every(([id, one]) => old.get(id) === one);
-    return [name, isSame ? before[name] : all];
-  });
-  // The cast is safe: the name of a collection decides the type of its documents.
-  return Object.fromEntries(maps) as Declared;
 }
 
 const readingDocuments = 'SELECT collection, document FROM documents ORDER BY position';

@@ -5,7 +5,7 @@ import { after } from '../../shared/clock.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
 import type { OutboxEntry } from '../history/history-database.ts';
 import { FileStore } from './documents-in-state-json.ts';
-import { type Declared, type Documents, type Name, names } from './state-documents-schema.ts';
+import { type Declared, type Documents, mapsOf, type Name } from './state-documents-schema.ts';
 import type { Apply, Edited, StateStore, Version } from './store-interface.ts';
 
 export type {
@@ -68,9 +68,7 @@ export class State implements Declared {
   constructor(store: StateStore) {
     this.#store = store;
     const data = store.documents;
-    const collections = names.map((name) => [name, new Map(data[name].map((one) => [one.id, one]))]);
-    // The cast is safe: the name of a collection decides the type of its documents.
-    const declared = Object.fromEntries(collections) as Declared;
+    const declared = mapsOf(data);
     this.#committed = { declared, generation: data.generation, disconnects: 0 };
     Object.assign(this, declared);
     store.connection.onUnavailable(() => this.#rejectWaiting());

@@ -326,3 +326,10 @@ export function newDocuments(install_id: string): Documents {
  * map from ids to documents.
  */
 export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };
+
+/** Returns maps of the documents by id. */
+export function mapsOf(found: Documents): Declared {
+  const maps = names.map((name) => [name, new Map(found[name].map((one) => [one.id, one]))]);
+  // The cast is safe: the name of a collection decides the type of its documents.
+  return Object.fromEntries(maps) as Declared;
+}
