@@ -22,8 +22,14 @@ interface Selection {
   until?: Date | undefined;
 }
 
+interface Item {
+  id: string;
+  /** Missing in lists without `since` and `until`. */
+  created_at?: string;
+}
+
 /** Returns a page of items that are all in memory. `field` reads a field of an item, for filters and sorting. */
-export function pageOf<T extends { id: string; created_at: string }>(
+export function pageOf<T extends Item>(
   route: Filtered,
   items: T[],
   input: PageInput & Selection,
@@ -34,7 +40,7 @@ export function pageOf<T extends { id: string; created_at: string }>(
 }
 
 /** Returns all items that match the filters, sorted. `field` reads a field of an item, for filters and sorting. */
-export function selectFrom<T extends { id: string; created_at: string }>(
+export function selectFrom<T extends Item>(
   { filters = [] }: Filtered,
   items: T[],
   input: Selection,
@@ -45,7 +51,7 @@ export function selectFrom<T extends { id: string; created_at: string }>(
   const to = input.until?.getTime() ?? Number.POSITIVE_INFINITY;
   const timed = input.since ?? input.until;
   const matching = items.filter((item) => {
-    const at = timed ? Date.parse(item.created_at) : from;
+    const at = timed ? Date.parse(item.created_at ?? '') : from;
     return at >= from && at < to && given.every((name) => field(item, name) === Reflect.get(input, name));
   });
   const descending = input.sort.startsWith('-');

@@ -1,10 +1,12 @@
 // The REST handler of tags: their names, and the number of machines with each.
 import type { Handlers } from '../../shared/api/route-table.ts';
+import { tags as routes } from '../../shared/api/tags-in-use.ts';
+import { pageOf } from '../list-pages-and-filters.ts';
 import type { State } from '../state/index.ts';
 
 export function tagHandlers(state: State): Handlers['tags'] {
   return {
-    list({ search = '', sort, limit, offset }, caller) {
+    list({ search = '', ...input }, caller) {
       const counts = new Map<string, number>();
       for (const { id, tags } of state.machines.values()) {
         if (!caller.reaches(id)) continue;
@@ -12,13 +14,9 @@ export function tagHandlers(state: State): Handlers['tags'] {
       }
       const part = search.toLowerCase();
       const found = [...counts].filter(([name]) => name.toLowerCase().includes(part));
-      const direction = sort.startsWith('-') ? -1 : 1;
-      const byName = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0);
-      found.sort(
-        ([a, n], [b, m]) => direction * (sort.endsWith('machines') ? n - m : 0) || direction * byName(a, b),
-      );
-      const items = found.slice(offset, offset + limit).map(([name, machines]) => ({ name, machines }));
-      return { items, total: found.length };
+      const tags = found.map(([name, machines]) => ({ id: name, name, machines }));
+      const { items, total } = pageOf(routes.list, tags, input);
+      return { items: items.map(({ name, machines }) => ({ name, machines })), total };
     },
   };
 }
