@@ -4,7 +4,7 @@ import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { upgradeStateOf } from '../agent-packages/can-machine-upgrade.ts';
-import type { Catalog, Packages } from '../agent-packages/index.ts';
+import type { Packages } from '../agent-packages/index.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Report } from '../presence/metrics-report.ts';
 import type { Facts, MachineFacts } from '../presence/stored-facts-and-metrics.ts';
@@ -50,19 +50,13 @@ export function extraFields(
   const fields = includedIn(text);
   // The packages are read from the disk once for the whole list, not for each machine.
   const catalog = fields.includes('upgrade') ? packages.catalog() : undefined;
-  return (machine) => extrasOf(machine, machineFacts.of(machine.id), fields, catalog);
-}
-
-function extrasOf(
-  machine: Machine,
-  facts: Facts | undefined,
-  fields: readonly string[],
-  catalog: Catalog | undefined,
-): Partial<Item> {
-  return {
-    ...(catalog && { upgrade: upgradeStateOf(machine, facts, catalog) }),
-    ...(fields.includes('agent_version') && { agent_version: facts?.agent_version ?? '' }),
-    ...(fields.includes('clock_offset_ms') && clockOf(facts)),
+  return (machine) => {
+    const facts = machineFacts.of(machine.id);
+    return {
+      ...(catalog && { upgrade: upgradeStateOf(machine, facts, catalog) }),
+      ...(fields.includes('agent_version') && { agent_version: facts?.agent_version ?? '' }),
+      ...(fields.includes('clock_offset_ms') && clockOf(facts)),
+    };
   };
 }
 
