@@ -46,8 +46,6 @@ import type { LinkSettings } from './link-times-and-limits.ts';
 export interface ListenerOptions {
   host: string;
   port: number;
-  /** Longest time for the TLS handshake, in milliseconds. */
-  handshakeMs: number;
   /** True if this `authorization` header has a valid API key. */
   hasKey(authorization: string): boolean;
   pings: Pings;
@@ -98,7 +96,7 @@ export async function startListener(
   const own = { limits, heartbeats, hellos: new TurnLimit(hellosPerTurn), answerWaiters: new Map() };
   server.addService(linkService, handlers({ ...services, ...own }, settings));
   addService(server, (peer) => connections.authenticate(peer));
-  const tls = tlsServer(server, options, await authority.leaf());
+  const tls = tlsServer(server, await authority.leaf());
   // The listening server only accepts connections. `tls` begins the TLS handshake of a connection when its turn comes
   // in the queue.
   const queue = new HandshakeQueue(connections, (socket) => void tls.emit('connection', socket));
@@ -144,11 +142,12 @@ function grpcServer(): Server {
  * TLS is terminated here and not in grpc-js, so that the broker can cut sockets and renew its certificate
  * while running.
  */
-function tlsServer(server: Server, { handshakeMs }: ListenerOptions, leaf: SecureContextOptions): TlsServer {
+function tlsServer(server: Server, leaf: SecureContextOptions): TlsServer {
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
   // A callback is used here, because a list of protocols would need another buffer for each connection.
   const ALPNCallback = ({ protocols }: { protocols: string[] }) => protocols.find((name) => name === 'h2');
-  const tls = createTlsServer({ ALPNCallback, handshakeTimeout: handshakeMs, ...leaf });
+  // ConnectionLimiter closes a connection whose handshake takes too long.
+  const tls = createTlsServer({ ALPNCallback, ...leaf });
   tls.on('secureConnection', (socket: TLSSocket) => {
     socket.on('error', () => socket.destroy());
     injector.injectConnection(socket);

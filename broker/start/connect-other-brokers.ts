@@ -55,7 +55,7 @@ export async function createPeering(
       silentMs: number,
     ) {
       const limits = connectionLimits().http;
-      const connections = new ConnectionLimiter({ ...limits, isShared: () => true });
+      const connections = new ConnectionLimiter({ ...limits, deadlineMs: silentMs, isShared: () => true });
       const http = createHttpServer(
         { ...app, peers: peers.atPeerPort },
         {
@@ -67,7 +67,7 @@ export async function createPeering(
         },
       );
       const port = await listenForPeers({
-        ...{ ...where, leaf, handshakeMs: silentMs, connections, http, log },
+        ...{ ...where, leaf, connections, http, log },
         addServices(server) {
           const forwardedClient: ClientFinder = (call) => clientOf(call.get(clientHeader)[0]);
           streams.addTo(server, { peers: peers.atPeerPort, forwardedClient });

@@ -287,7 +287,6 @@ function listenForAgents({ settings, tuning, log }: Opening, parts: Parts, strea
   const options = {
     ...grpc,
     pings: tuning.pings ?? pings,
-    handshakeMs: tuning.proofMs ?? proofMs,
     hasKey: (authorization: string): boolean => keys.accepts(authorization),
   };
   const opening = startListener(services, options, link, (server, markAuthenticated) =>

@@ -77,7 +77,7 @@ test('a connection that sends nothing is closed', async () => {
 /** Opens a peer port for these requests until the test ends, and returns its number. */
 async function listen(leaf: PeerLeaf, http: Server): Promise<number> {
   const connections = new ConnectionLimiter({ ...connectionLimits().http, isShared: () => true });
-  const where = { host: '127.0.0.1', port: 0, handshakeMs: 5_000 };
+  const where = { host: '127.0.0.1', port: 0 };
   const port = await listenForPeers({ ...where, leaf, connections, http, addServices: () => {}, log: quiet });
   onTestFinished(() => port.close(0));
   return port.port;

@@ -25,8 +25,7 @@ interface PeerPortOptions {
   host: string;
   port: number;
   leaf: PeerLeaf;
-  /** Longest time for the TLS handshake, in milliseconds. */
-  handshakeMs: number;
+  /** Also closes a connection whose TLS handshake takes too long. */
   connections: ConnectionLimiter;
   /**
    * The HTTP server for requests of authenticated brokers. It gets its connections from the peer port and
@@ -40,11 +39,11 @@ interface PeerPortOptions {
 
 /** Opens the peer port. Rejects with a system error if the port cannot listen on the address. */
 export async function listenForPeers(options: PeerPortOptions) {
-  const { host, port, leaf, handshakeMs, connections, http, log } = options;
+  const { host, port, leaf, connections, http, log } = options;
   const verified = { requestCert: true, rejectUnauthorized: true, ALPNProtocols: ['h2', 'http/1.1'] };
   // By default Node sets noDelay only for HTTP servers. Without noDelay, later pieces of an answer wait 40 ms for
   // acknowledgements.
-  const server = createServer({ ...leaf, ...verified, handshakeTimeout: handshakeMs, noDelay: true });
+  const server = createServer({ ...leaf, ...verified, noDelay: true });
   const grpc = grpcServer();
   options.addServices(grpc);
   const injector = grpc.createConnectionInjector(ServerCredentials.createInsecure());
