@@ -101,7 +101,7 @@ function openFilesLimit(): number {
 /** Logs the errors of accepting a connection. Without this listener, the first such error would end the process. */
 export function logAcceptErrors(server: Server, log: Logger): void {
   const text = 'a connection could not be accepted; its client has to connect again';
-  const lines = new LogLimiter<Error>(1, 60_000, (err, more) => log.error({ err, more }, text));
+  const lines = new LogLimiter<Error>(1, (err, more) => log.error({ err, more }, text));
   server.once('listening', () =>
     server.on('error', (err) => {
       if (lines.take('', err)) log.error({ err }, text);

@@ -1,5 +1,7 @@
-// Limits how many log lines of each kind are written per period, and reports how many were dropped.
+// Limits how many log lines of each kind are written per minute, and reports how many were dropped.
 import { after } from './clock.ts';
+
+const periodMs = 60_000;
 
 interface Period<T> {
   first: T;
@@ -10,18 +12,16 @@ interface Period<T> {
 
 export class LogLimiter<T> {
   readonly #most: number;
-  readonly #ms: number;
   readonly #mostKinds: number;
   readonly #report: (first: T, more: number) => void;
   readonly #periods = new Map<string, Period<T>>();
 
   /**
-   * Allows `most` lines of each kind per period of `ms` milliseconds. After a period with dropped lines, calls `report`
+   * Allows `most` lines of each kind per period of a minute. After a period with dropped lines, calls `report`
    * with the `value` of the first line in the period, and the number of dropped lines.
    */
-  constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
+  constructor(most: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;
-    this.#ms = ms;
     this.#report = report;
     this.#mostKinds = mostKinds;
   }
@@ -43,7 +43,7 @@ export class LogLimiter<T> {
   }
 
   #begin(key: string, first: T): Period<T> {
-    const period = { first, taken: 0, more: 0, cancel: after(this.#ms, () => this.#end(key)) };
+    const period = { first, taken: 0, more: 0, cancel: after(periodMs, () => this.#end(key)) };
     this.#periods.set(key, period);
     return period;
   }

@@ -17,7 +17,6 @@ const slowMs = 1_000;
  * are only counted.
  */
 const mostRefusals = 5;
-const minute = 60_000;
 
 /** The only method that is not logged: brokers call it often, and it returns only metrics. */
 const unlogged: Method = 'GetMetrics';
@@ -37,9 +36,7 @@ export class AuditLog {
 
   private constructor(lines: Lines) {
     this.#lines = lines;
-    this.#refusals = new LogLimiter(mostRefusals, minute, (one, more) =>
-      this.add({ event: 'more', ...one, more }),
-    );
+    this.#refusals = new LogLimiter(mostRefusals, (one, more) => this.add({ event: 'more', ...one, more }));
   }
 
   static async open(directory: string, log: Logger): Promise<AuditLog> {

@@ -34,7 +34,6 @@ const bearer = /^Bearer ([\x21-\x7e]+)$/i;
  * requests are counted, and the count is logged.
  */
 const mostLines = 10;
-const minute = 60_000;
 
 export function hashOf(secret: string): string {
   return hash('sha256', secret);
@@ -60,7 +59,7 @@ export class Keys {
     this.#loginOf = loginOf;
     this.#log = log;
     this.#usage = usage;
-    this.#limiter = new LogLimiter<string>(mostLines, minute, (address, more) =>
+    this.#limiter = new LogLimiter<string>(mostLines, (address, more) =>
       log.warn(
         { address, more },
         'more requests from this address came without a valid API key; only their number is logged',

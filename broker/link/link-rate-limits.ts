@@ -14,7 +14,6 @@ const machineLines = 30;
  * each lost link.
  */
 const machineHellos = 60;
-const minute = 60_000;
 /**
  * Maximum number of machines that a limiter counts. It is infinite: only machines that have joined are counted, so
  * unknown clients cannot fill the memory.
@@ -38,12 +37,12 @@ export function createLinkLimits(services: { history: History; events: Events; l
     'address',
     'more connections from this address to the gRPC port did not authenticate; only their number is logged',
   );
-  const addresses = new LogLimiter(addressLines, minute, unauthenticated);
+  const addresses = new LogLimiter(addressLines, unauthenticated);
   const lines = warn('machine_id', 'more log lines about this machine were left out');
-  const machines = new LogLimiter(machineLines, minute, lines, unlimited);
+  const machines = new LogLimiter(machineLines, lines, unlimited);
   const tooMany = warn('machine_id', 'a machine connected too often; further connections were refused');
-  const hellos = new LogLimiter(machineHellos, minute, tooMany, unlimited);
-  const takeovers = new LogLimiter<Takeover>(1, minute, (first, more) => record(first, more), unlimited);
+  const hellos = new LogLimiter(machineHellos, tooMany, unlimited);
+  const takeovers = new LogLimiter<Takeover>(1, (first, more) => record(first, more), unlimited);
 
   function record({ machine, ...links }: Takeover, more?: number): void {
     const data = { ...links, ...(more && { more }) };

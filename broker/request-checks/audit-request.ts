@@ -34,14 +34,13 @@ const mostRefusals = 60;
  * that got the answer `unavailable`: while the database cannot be reached, every request would add one.
  */
 const mostUnrecorded = 10;
-const minute = 60_000;
 
 /** Creates the audit recorder. `record` adds an audit row to a transaction, unless a row with the same id exists. */
 export function createAuditRecorder(
   { history, record }: { history: History; record(journal: Journal, deed: Deed, id?: string): void },
   log: Logger,
 ) {
-  const refusals = new LogLimiter<Deed>(mostRefusals, minute, (first, left_out) => {
+  const refusals = new LogLimiter<Deed>(mostRefusals, (first, left_out) => {
     const what = { left_out, since_request_id: first.request_id };
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
@@ -102,7 +101,7 @@ const rowId = (id: string, row: number): string => (row === 0 ? id : `${id}_${ro
 
 /** Logs audit records that could not be written. */
 function createUnrecordedLog(log: Logger) {
-  const limiter = new LogLimiter<undefined>(mostUnrecorded, minute, (_first, left_out) =>
+  const limiter = new LogLimiter<undefined>(mostUnrecorded, (_first, left_out) =>
     log.error({ left_out }, 'audit records of further requests that got 503 could not be written'),
   );
   return {

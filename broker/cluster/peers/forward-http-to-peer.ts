@@ -69,7 +69,7 @@ export class PeerClient {
 
   constructor(leaf: PeerLeaf, owners: Pick<Owners, 'hasEnded'>, log: Logger) {
     this.#log = log;
-    this.#silent = new LogLimiter(1, 60_000, (first, more) => log.warn({ ...first, more }, noAnswer));
+    this.#silent = new LogLimiter(1, (first, more) => log.warn({ ...first, more }, noAnswer));
     this.#owners = owners;
     this.#agent = agentWith(leaf);
   }

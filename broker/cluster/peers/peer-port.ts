@@ -58,7 +58,7 @@ export async function listenForPeers(options: PeerPortOptions) {
     http.emit('connection', socket);
   });
   const text = 'connections to the peer port were refused: all brokers need the same authority.json';
-  const refusals = new LogLimiter<Refusal>(1, 60_000, (first, more) => log.warn({ ...first, more }, text));
+  const refusals = new LogLimiter<Refusal>(1, (first, more) => log.warn({ ...first, more }, text));
   const refuse = (socket: Socket, reason: string): void => {
     const refusal = { from: plainAddress(socket.remoteAddress ?? ''), reason };
     if (refusals.take('', refusal)) log.warn(refusal, text);
