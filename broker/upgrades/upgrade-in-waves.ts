@@ -17,8 +17,6 @@ const retryMs = 5_000;
 interface Plan {
   upgrade: Upgrade;
   cancelTimer: () => void;
-  /** True once the work on the waiting machines has been stopped, because the upgrade was cancelled or has failed. */
-  isStopped: boolean;
 }
 
 export class Rollout {
@@ -127,17 +125,14 @@ export class Rollout {
 
   /** Stops the work on the machines of a stopped upgrade. Machines that have already taken the package continue. */
   #leave({ id, status }: Upgrade): void {
-    const plan = this.#open.get(id);
-    if (!plan || plan.isStopped) return;
-    plan.isStopped = true;
-    const why = status === 'cancelled' ? 'cancelled' : 'max_failures';
-    for (const member of this.#members.values()) if (member.upgrade.id === id) member.leave(why);
+    for (const member of this.#members.values())
+      if (member.upgrade.id === id) member.leave(whyStopped(status));
   }
 
   #set(upgrade: Upgrade): void {
     const known = this.#open.get(upgrade.id);
     if (known) known.upgrade = upgrade;
-    else this.#open.set(upgrade.id, planOf(upgrade));
+    else this.#open.set(upgrade.id, { upgrade, cancelTimer: () => {} });
   }
 
   #wait(id: UpgradeId, until: number): void {
@@ -184,8 +179,9 @@ export class Rollout {
       left: () => this.advance(member.upgrade_id),
     });
     this.#members.set(member.machine_id, made);
-    if (plan.isStopped) made.leave(plan.upgrade.status === 'cancelled' ? 'cancelled' : 'max_failures');
-    else made.look();
+    const { status } = plan.upgrade;
+    if (status === 'running') made.look();
+    else made.leave(whyStopped(status));
   }
 
   #ended({ machine_id, upgrade_id }: Member): void {
@@ -228,4 +224,4 @@ export class Rollout {
   }
 }
 
-const planOf = (upgrade: Upgrade): Plan => ({ upgrade, cancelTimer: () => {}, isStopped: false });
+const whyStopped = (status: Upgrade['status']) => (status === 'cancelled' ? 'cancelled' : 'max_failures');
