@@ -7,7 +7,6 @@ import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Semaphore } from '../../shared/semaphore.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
 import { isRefusal, packageFor } from '../agent-packages/can-machine-upgrade.ts';
 import type { Row } from '../history/history-database.ts';
@@ -31,8 +30,6 @@ export class Upgrades {
   readonly #services: UpgradeServices;
   readonly #records: UpgradeRecords;
   readonly #rollout: Rollout;
-  /** Upgrades are stored one after another, so that no machine gets into two open upgrades. */
-  readonly #storing = new Semaphore(1);
 
   private constructor(services: UpgradeServices, records: UpgradeRecords, log: Logger) {
     this.#services = services;
@@ -67,18 +64,15 @@ export class Upgrades {
       const machines = machinesNamedOrTagged({ machine_ids, tags }, caller, this.#services.state);
       const id = newId('upgrade') as UpgradeId;
       const created_at = now();
-      const upgrade = await this.#storing.run(caller.signal, async () => {
-        const members = this.#members(id, machines, version, await this.#records.busyMachines());
-        const waves = divide(members, plan.wave);
-        const made: Upgrade = {
-          ...{ id, status: 'running', version, ...plan, current_wave: 0, waves, next_wave_at: null },
-          ...{ failures: 0, created_at, finished_at: null, requested_by: caller.key_id },
-        };
-        await this.#records.insert(made, members, (transaction, some, more) =>
-          caller.commit(transaction, { upgrade_id: id }, some, more),
-        );
-        return made;
-      });
+      const members = this.#members(id, machines, version, await this.#records.busyMachines());
+      const waves = divide(members, plan.wave);
+      const upgrade: Upgrade = {
+        ...{ id, status: 'running', version, ...plan, current_wave: 0, waves, next_wave_at: null },
+        ...{ failures: 0, created_at, finished_at: null, requested_by: caller.key_id },
+      };
+      await this.#records.insert(upgrade, members, (transaction, some, more) =>
+        caller.commit(transaction, { upgrade_id: id }, some, more),
+      );
       this.#rollout.begin(upgrade);
       return this.#serialize(upgrade, caller);
     },

@@ -2,7 +2,7 @@
 import type { EventType } from '../../shared/api/events.ts';
 import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
-import { iso, nextTurn, now } from '../../shared/clock.ts';
+import { iso, now } from '../../shared/clock.ts';
 import type { Events } from '../event-log.ts';
 import { notFound } from '../find-or-not-found.ts';
 import { type History, type HistoryTransaction, textIn } from '../history/history-database.ts';
@@ -86,7 +86,6 @@ export class UpgradeRecords {
             more,
           );
         });
-        if (more) await nextTurn();
       }
     } catch (error) {
       await this.#removeMachinesOf(upgrade.id).catch(() => {});
