@@ -221,46 +221,18 @@ export class Launcher {
   }
 }
 
-/**
- * The saved command of a schedule with its parameters filled in, or the error if they do not fit. The result is reused
- * until `until`, a monotonic time.
- */
-interface FilledIn {
-  saved: SavedCommand;
-  result: CommandParams | AppError;
-  until: number;
-}
-
-const filledIn = new WeakMap<Schedule, FilledIn>();
-/**
- * Milliseconds for which fillIn() reuses a result. This is long enough to start a schedule on all its machines. It is
- * not longer, because the result can be an error that is only temporary.
- */
-const filledInMs = 10_000;
+const filledIn = new WeakMap<Schedule, { saved: SavedCommand; params: CommandParams }>();
 
 /**
  * Fills the parameters of a schedule into its saved command. The result is reused for all machines, because matching
- * patterns takes time.
+ * patterns takes time. An error is not reused: on a busy computer, a match can time out, and that is temporary.
  */
 function fillIn(schedule: Schedule, saved: SavedCommand): CommandParams {
-  let known = filledIn.get(schedule);
-  if (known?.saved !== saved || known.until <= monotonic()) {
-    // On a busy computer, matching a parameter with its pattern can time out. That error is temporary.
-    const result = resultOf(() => commandWith(saved, schedule.parameters ?? {}));
-    known = { saved, result, until: monotonic() + filledInMs };
-    filledIn.set(schedule, known);
-  }
-  if (known.result instanceof AppError) throw known.result;
-  return known.result;
-}
-
-function resultOf(make: () => CommandParams): CommandParams | AppError {
-  try {
-    return make();
-  } catch (error) {
-    if (error instanceof AppError) return error;
-    throw error;
-  }
+  const known = filledIn.get(schedule);
+  if (known?.saved === saved) return known.params;
+  const params = commandWith(saved, schedule.parameters ?? {});
+  filledIn.set(schedule, { saved, params });
+  return params;
 }
 
 /**
