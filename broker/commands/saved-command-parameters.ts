@@ -17,11 +17,6 @@ const placeholder = /\{\{([a-z][a-z0-9_]*)\}\}/g;
 /** Milliseconds that all patterns of one request may take. A pattern that backtracks could otherwise take hours. */
 const patternMs = 50;
 
-/** The milliseconds that the patterns of a request may still take. */
-interface PatternTime {
-  left: number;
-}
-
 /**
  * Returns the command that a saved command runs with these values. Throws validation_failed with the name of a wrong
  * parameter.
@@ -30,10 +25,10 @@ export function commandWith(saved: SavedCommand, values: ParameterValues): Comma
   const { argv, parameters, user, cwd, timeout } = saved;
   const unknown = Object.keys(values).find((name) => !parameters.some((one) => one.name === name));
   if (unknown !== undefined) throw refused(unknown, `is no parameter of ${saved.name}`);
-  const time: PatternTime = { left: patternMs };
+  const until = monotonic() + patternMs;
   // A Map, because a parameter can have the name of a property that every object inherits, such as `constructor`.
   const given = new Map(Object.entries(values));
-  const texts = new Map(parameters.map((one) => [one.name, textOf(one, given.get(one.name), time)]));
+  const texts = new Map(parameters.map((one) => [one.name, textOf(one, given.get(one.name), until)]));
   let length = 0;
   const args = argv.flatMap((argument) => {
     const [, only] = /^\{\{([a-z][a-z0-9_]*)\}\}$/.exec(argument) ?? [];
@@ -79,13 +74,13 @@ export function assertParameters({ argv, parameters }: SavedCommand): void {
       throw fieldError('body', `argv.${at}`, message);
     }
   }
-  const time: PatternTime = { left: patternMs };
-  for (const [at, one] of parameters.entries()) assertSoundParameter(one, `parameters.${at}`, time);
+  const until = monotonic() + patternMs;
+  for (const [at, one] of parameters.entries()) assertSoundParameter(one, `parameters.${at}`, until);
 }
 
 const mayBeLeftOut = (parameter: Parameter): boolean => !parameter.required && parameter.default === null;
 
-function assertSoundParameter(parameter: Parameter, path: string, time: PatternTime): void {
+function assertSoundParameter(parameter: Parameter, path: string, until: number): void {
   const { type, values, pattern, min, max } = parameter;
   if (type === 'enum' && values === null)
     throw fieldError('body', `${path}.values`, 'are missing: the type enum needs them');
@@ -100,7 +95,7 @@ function assertSoundParameter(parameter: Parameter, path: string, time: PatternT
   if (pattern !== null && !isPattern(pattern))
     throw fieldError('body', `${path}.pattern`, 'is not a regular expression');
   const problem =
-    parameter.default === null ? undefined : problemOf(parameter, String(parameter.default), time);
+    parameter.default === null ? undefined : problemOf(parameter, String(parameter.default), until);
   if (problem !== undefined) throw fieldError('body', `${path}.default`, problem);
 }
 
@@ -108,7 +103,7 @@ const refused = (name: string, message: string): AppError =>
   fieldError('body', `parameters.${name.slice(0, 32)}`, message);
 
 /** Returns the text of a value; undefined if the parameter is left out. Throws validation_failed. */
-function textOf(parameter: Parameter, given: Value | undefined, time: PatternTime): string | undefined {
+function textOf(parameter: Parameter, given: Value | undefined, until: number): string | undefined {
   const { name, type, required } = parameter;
   const value = given ?? (required ? null : parameter.default);
   if (value === null) {
@@ -116,17 +111,20 @@ function textOf(parameter: Parameter, given: Value | undefined, time: PatternTim
     return undefined;
   }
   const text = String(value);
-  const problem = problemOf(parameter, text, time);
+  const problem = problemOf(parameter, text, until);
   if (problem !== undefined) throw refused(name, problem);
   // 010 becomes 10, the number that was checked above: a program could read 010 as the octal number 8. -0 becomes 0.
   return type === 'integer' ? String(Number(text)) : text;
 }
 
-/** Returns what is wrong with the text of a value; undefined if the parameter allows it. */
-function problemOf(parameter: Parameter, text: string, time: PatternTime): string | undefined {
+/**
+ * Returns what is wrong with the text of a value; undefined if the parameter allows it. `until` is the monotonic time
+ * at which the patterns of the request have taken too long.
+ */
+function problemOf(parameter: Parameter, text: string, until: number): string | undefined {
   const { type, pattern } = parameter;
   const problem = text.length > longestValue ? 'is too long' : problems[type](text, parameter);
-  return problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, time));
+  return problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, until));
 }
 
 /**
@@ -174,24 +172,19 @@ const timedOut = 'ERR_SCRIPT_EXECUTION_TIMEOUT';
 const sandbox = createContext({ pattern: '', text: '' });
 
 /**
- * Returns what is wrong if the pattern does not match the whole text, or if the comparison takes longer than
- * `time.left` milliseconds. Otherwise returns undefined.
+ * Returns what is wrong if the pattern does not match the whole text, or if the comparison does not end before the
+ * monotonic time `until`. Otherwise returns undefined.
  */
-function mismatchOf(pattern: string, text: string, time: PatternTime): string | undefined {
-  const began = monotonic();
+function mismatchOf(pattern: string, text: string, until: number): string | undefined {
+  const mismatch = `must match ${pattern}`;
+  const timeout = Math.ceil(until - monotonic());
   Object.assign(sandbox, { pattern: `^(?:${pattern})$`, text });
   try {
-    const timeout = Math.ceil(time.left);
-    if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
+    if (timeout > 0) return test.runInContext(sandbox, { timeout }) === true ? undefined : mismatch;
   } catch (error) {
-    // A timeout can fire a moment before the clock reaches the limit, so the time left is set to 0 here. A timeout is
-    // recognized by its code. `instanceof` would not work, because a vm context has its own class Error. After any
-    // other error, such as a stack overflow, the text does not match the pattern.
-    if (Reflect.get(Object(error), 'code') === timedOut) time.left = 0;
-  } finally {
-    time.left -= monotonic() - began;
+    // A timeout is recognized by its code. `instanceof` would not work, because a vm context has its own class Error.
+    // After any other error, such as a stack overflow, the text does not match the pattern.
+    if (Reflect.get(Object(error), 'code') !== timedOut) return mismatch;
   }
-  return time.left > 0
-    ? `must match ${pattern}`
-    : `took too long to compare with ${pattern}: simplify the pattern, because all patterns of one request may take ${patternMs} ms together`;
+  return `took too long to compare with ${pattern}: simplify the pattern, because all patterns of one request may take ${patternMs} ms together`;
 }
