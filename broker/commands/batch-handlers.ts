@@ -174,16 +174,6 @@ export class Batches {
     yield { event: 'end', data: await this.summary(id, caller.reachable()) };
   }
 
-  /**
-   * Returns a number that grows with each stored change to the commands of a batch. Returns undefined if all commands
-   * have ended. Also returns undefined if several brokers share the database, because this broker cannot count the
-   * changes of other brokers.
-   */
-  changesOf(id: string): number | undefined {
-    const { scheduler, store, cluster } = this.#context;
-    return !cluster && scheduler.hasBatch(id) ? store.batches.changesOf(id) : undefined;
-  }
-
   /** Returns a batch with the counts of its commands on these machines, or on all. */
   async summary(id: string, reachable: readonly MachineId[] | undefined) {
     const { store } = this.#context;

@@ -35,9 +35,6 @@ const pollMs = 100;
 export class BatchStore {
   readonly #history: History;
   readonly #log: Logger;
-  /** For each open batch, how many changes to its commands were stored since the broker started. */
-  readonly #changes = new Map<string, number>();
-
   readonly #brokerId: string | undefined;
 
   /** `brokerId` is the id of this broker; undefined if no other broker shares the database. */
@@ -109,18 +106,6 @@ export class BatchStore {
     }));
   }
 
-  /**
-   * Counts a change to a command of this batch, so that live updates read the batch's counts again. Call this after the
-   * change is on disk.
-   */
-  countChange(id: string): void {
-    this.#changes.set(id, this.changesOf(id) + 1);
-  }
-
-  changesOf(id: string): number {
-    return this.#changes.get(id) ?? 0;
-  }
-
   /** Marks a batch as cancelled, unless all of its commands have ended. */
   async cancel(id: BatchId): Promise<void> {
     const open = 'EXISTS (SELECT 1 FROM commands WHERE batch_id = ?1 AND finished_at IS NULL)';
@@ -132,7 +117,6 @@ export class BatchStore {
    * Removes the spec of a batch, which can contain secrets. Call it when no command of the batch will start any more.
    */
   dropSpec(id: BatchId): void {
-    this.#changes.delete(id);
     this.#history
       .write((transaction) =>
         transaction.run(

@@ -215,12 +215,6 @@ export class Scheduler {
     return this.#open.get(id);
   }
 
-  /** True if a batch has open commands. */
-  hasBatch(id: string): boolean {
-    for (const { record } of this.#open.values()) if (record.batch_id === id) return true;
-    return false;
-  }
-
   all(): OpenCommand[] {
     return [...this.#open.values()];
   }

@@ -159,10 +159,9 @@ export class CommandStore {
 
   /** Writes those columns of a command that can change after its creation. */
   update(command: Command, transaction: HistoryTransaction): void {
-    const { id, stdout, stderr, status, batch_id } = command;
+    const { id, stdout, stderr, status } = command;
     transaction.about(command.machine_id);
     const row = { ...rowOf(command), output_directory: this.#services.cluster?.directoryId ?? null };
-    if (batch_id !== null) transaction.committed(() => this.batches.countChange(batch_id));
     transaction.run(
       `UPDATE commands SET ${assignments}, spec = CASE WHEN ? THEN spec ELSE NULL END WHERE id = ?`,
       ...[...changing.map((column) => row[column]), status === 'queued' ? 1 : 0, id],

@@ -193,17 +193,10 @@ export class LiveUpdates {
   async *#batch(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     const { batches } = this.#services.commands;
     const machines = await batches.machinesOf(id);
-    let counted: { changes: number | undefined; reachable: readonly MachineId[] | undefined } | undefined;
     for (let last = ''; ; await sleep(betweenMs, signal)) {
       if (signal.aborted || !caller.may('commands:read')) return;
-      const now = { changes: batches.changesOf(id), reachable: caller.reachable() };
-      // The batch's commands are counted only after a change, because counting reads all of them.
-      const isKnown =
-        now.changes !== undefined && now.changes === counted?.changes && now.reachable === counted?.reachable;
-      if (isKnown) continue;
       if (!machines.some((one) => caller.reaches(one))) return;
-      counted = now;
-      const batch = await batches.summary(id, now.reachable);
+      const batch = await batches.summary(id, caller.reachable());
       if (signal.aborted) return;
       const text = JSON.stringify(batch);
       if (text !== last) yield { event: 'batch', data: { batch } };
