@@ -7,7 +7,7 @@ import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Cluster } from '../cluster/index.ts';
-import type { AcceptedCommand, Commands } from '../commands/command-handlers.ts';
+import type { AcceptedCommand, Commands, ScheduledParams } from '../commands/command-handlers.ts';
 import type { CommandParams } from '../commands/command-record.ts';
 import { commandWith } from '../commands/saved-command-parameters.ts';
 import { found } from '../find-or-not-found.ts';
@@ -34,21 +34,13 @@ export interface ScheduleContext {
   rightsOf(id: KeyId, declared: Declared): Pick<Rights, 'may'> | undefined;
 }
 
-/** The key and request that caused a run. */
-interface Requester {
-  key_id: KeyId;
-  request_id: string;
-}
-
 /** Adds writes to the transaction that stores a run. */
 type Also = (transaction: HistoryTransaction) => void;
 
 /** Optional parts of a run, in addition to those from its schedule. */
 interface More {
-  /** Adds writes to the transaction that stores the run, whether or not the run starts a command. */
+  /** Adds writes to the transaction that stores the run. */
   also?: Also;
-  /** Adds writes to the transaction that stores the run, only if the run starts a command. */
-  commit?: Also;
   /** Environment variables of the command, added to those of the schedule. */
   env?: Record<string, string>;
 }
@@ -94,7 +86,7 @@ export class Launcher {
 
   /** True if the machine is offline although it has had time to connect. A command for this machine fails at once. */
   isAway(machineId: string): boolean {
-    return this.#queueFor(machineId).queue_for === undefined;
+    return this.#queueFor(machineId) === undefined;
   }
 
   /**
@@ -137,10 +129,9 @@ export class Launcher {
     const { machine_id } = on;
     const { requested_by } = on.schedule;
     if (!this.#context.mayRun({ requested_by, machine_id })) return this.#refused(run, keyRevoked, more.also);
-    const requester = { key_id: requested_by, request_id: newId('request') };
-    const waiting = this.#queueFor(machine_id);
+    const queue_for = this.#queueFor(machine_id);
     try {
-      await this.#launch(on, run, { ...requester, ...waiting }, more);
+      await this.#launch(on, run, { key_id: requested_by, request_id: newId('request'), queue_for }, more);
     } catch (error) {
       if (!(error instanceof AppError)) throw error;
       // If the refusal cannot be stored, for example because the database does not answer, the error is thrown. The
@@ -155,9 +146,10 @@ export class Launcher {
    */
   async byHand(on: OnMachine, caller: Caller): Promise<AcceptedCommand> {
     const run = newRun(on, 'manual', null);
-    const commit: Also = (transaction) => caller.commit(transaction, { run_id: run.id });
+    const also: Also = (transaction) => caller.commit(transaction, { run_id: run.id });
+    const { key_id, request_id } = caller;
     try {
-      return await this.#launch(on, run, caller, { commit });
+      return await this.#launch(on, run, { key_id, request_id }, { also });
     } catch (error) {
       if (error instanceof AppError) await this.#refused(run, error);
       throw error;
@@ -186,18 +178,17 @@ export class Launcher {
   async #launch(
     { schedule, machine_id }: OnMachine,
     run: ScheduleRun,
-    { key_id, request_id, queue_for }: Requester & { queue_for?: number },
-    { also, commit, env }: More,
+    requester: Pick<ScheduledParams, 'key_id' | 'request_id' | 'queue_for'>,
+    { also, env }: More,
   ): Promise<AcceptedCommand> {
-    const params = {
-      ...withEnvironment(paramsOf(schedule, this.#context.state), env),
-      ...{ machine_id, schedule_id: schedule.id, key_id, request_id },
-      ...(queue_for !== undefined && { queue_for }),
+    const params = paramsOf(schedule, this.#context.state);
+    const all = {
+      ...{ ...params, env: { ...params.env, ...env } },
+      ...{ machine_id, schedule_id: schedule.id, ...requester },
     };
-    return await this.#context.commands.start(params, (transaction, command_id) => {
+    return await this.#context.commands.start(all, (transaction, command_id) => {
       this.#context.records.begin({ ...run, command_id }, transaction);
       also?.(transaction);
-      commit?.(transaction);
     });
   }
 
@@ -211,13 +202,13 @@ export class Launcher {
   }
 
   /**
-   * Returns `queue_for`: how many milliseconds a command may wait for its machine. `queue_for` is absent if the machine
-   * is offline, and its `returnMs` milliseconds to connect are over. The command then fails at once.
+   * Returns `queue_for`: how many milliseconds a command may wait for its machine. It is undefined if the machine is
+   * offline, and its `returnMs` milliseconds to connect are over. The command then fails at once.
    */
-  #queueFor(machineId: string): { queue_for?: number } {
-    if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
+  #queueFor(machineId: string): number | undefined {
+    if (this.#context.presence.online(machineId)) return busyMs;
     const left = this.#ownedSince(machineId) + returnMs - monotonic();
-    return left > 0 ? { queue_for: Math.ceil(left) } : {};
+    return left > 0 ? Math.ceil(left) : undefined;
   }
 }
 
@@ -251,9 +242,6 @@ export function paramsOf(schedule: Schedule, declared: Pick<Declared, 'saved_com
     ...(timeout !== null && { timeout }),
   };
 }
-
-const withEnvironment = (params: CommandParams, env: Record<string, string> | undefined): CommandParams =>
-  env ? { ...params, env: { ...params.env, ...env } } : params;
 
 const keyRevoked = new AppError(
   'forbidden',
