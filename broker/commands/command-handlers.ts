@@ -191,7 +191,7 @@ export class Commands {
   /** Calls `watcher` with the id and the machine of each command that was created, started or ended. */
   watch(watcher: (id: CommandId, machine: MachineId) => void): () => void {
     const stop = this.#parts.store.watch(({ id, machine_id }) => watcher(id, machine_id));
-    // Commands on machines of other brokers.
+    // The start and the end of each command, also on machines of other brokers.
     const stopOthers = this.#parts.events.listen(commandEvents, ({ data }) =>
       watcher(data.command_id as CommandId, data.machine_id as MachineId),
     );

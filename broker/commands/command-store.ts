@@ -134,7 +134,7 @@ export class CommandStore {
   insert(command: Command, spec: Spec | undefined, transaction: HistoryTransaction): void {
     transaction.about(command.machine_id);
     transaction.put('commands', 'id', { ...rowOf(command), spec: spec ? JSON.stringify(spec) : null });
-    transaction.committed(() => this.#changed(command));
+    transaction.committed(() => this.#created(command));
   }
 
   /**
@@ -143,7 +143,7 @@ export class CommandStore {
    */
   insertElsewhere(command: Command, transaction: HistoryTransaction): void {
     transaction.put('commands', 'id', { ...rowOf(command), spec: null });
-    transaction.committed(() => this.#changed(command));
+    transaction.committed(() => this.#created(command));
   }
 
   /** Returns the ids of those machines whose queue is full. A queue holds at most `waitingCommands` commands. */
@@ -184,7 +184,6 @@ export class CommandStore {
     transaction.about(command.machine_id);
     const then = { status: 'running', exit_code: null, finished_at: null } as const;
     this.#emit(transaction, 'command.started', { ...command, ...then });
-    transaction.committed(() => this.#changed(command));
   }
 
   /** Writes the end of a command and the event about the end. Must be called once for each command. */
@@ -193,17 +192,16 @@ export class CommandStore {
     this.update(command, transaction);
     const type = status === 'completed' || status === 'timeout' ? status : 'failed';
     this.#emit(transaction, `command.${type}`, command);
-    transaction.committed(() => this.#changed(command));
     return this.#services.ended(command, transaction);
   }
 
-  /** Calls `watcher` with each command that was created, started or ended. Call the returned function to stop. */
+  /** Calls `watcher` with each command that this broker has created. Call the returned function to stop. */
   watch(watcher: (command: Command) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
   }
 
-  #changed(command: Command): void {
+  #created(command: Command): void {
     for (const watcher of this.#watchers) watcher(command);
   }
 
