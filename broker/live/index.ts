@@ -23,7 +23,7 @@ interface LiveServices {
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
-  commands: Pick<Commands, 'batches' | 'listed' | 'machineOfOpen' | 'whereIs' | 'watch'>;
+  commands: Pick<Commands, 'batches' | 'listed' | 'whereIs' | 'watch'>;
 }
 
 /** Shortest time in milliseconds between two updates of the same topic. Events are sent immediately. */
@@ -108,9 +108,8 @@ export class LiveUpdates {
   }
 
   async #machineOf(command: string): Promise<MachineId[]> {
-    const { commands } = this.#services;
-    const machine = commands.machineOfOpen(command) ?? (await commands.whereIs(command))?.machine;
-    return machine === undefined ? [] : [machine];
+    const found = await this.#services.commands.whereIs(command);
+    return found ? [found.machine] : [];
   }
 
   #follow({ kind, id }: Topic, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
@@ -178,10 +177,10 @@ export class LiveUpdates {
   /** Yields a command whenever it has changed, until its end. */
   async *#command(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
-      const machines = await this.#machineOf(id);
-      const allowed = caller.may('commands:read') && machines.some((one) => caller.reaches(one));
-      const command = allowed && (await this.#services.commands.listed([id])).get(id);
-      if (signal.aborted || !command) return;
+      const command = (await this.#services.commands.listed([id])).get(id);
+      const allowed =
+        command && caller.may('commands:read') && caller.reaches(command.machine_id as MachineId);
+      if (signal.aborted || !allowed) return;
       const text = JSON.stringify(command);
       if (text !== last) yield { event: 'command', data: { command } };
       if (command.finished_at !== null) return;
