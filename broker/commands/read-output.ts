@@ -5,9 +5,9 @@ import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
 import { ownedElsewhere } from '../history/group-commit.ts';
 import type { Scheduler } from './command-dispatcher.ts';
 import type { Command } from './command-record.ts';
-import type { CommandStore } from './command-store.ts';
 import { serializeEnd } from './command-to-json.ts';
-import { type Output, type OutputDirectory, type Stream, streams } from './stored-output.ts';
+import type { CommandContext } from './shared-by-open-commands.ts';
+import { type Output, type Stream, streams } from './stored-output.ts';
 
 /** The output of one command, and its record once the command has ended. */
 export interface Source {
@@ -79,19 +79,12 @@ async function* bytesBetween(
   }
 }
 
-interface OutputServices {
-  scheduler: Scheduler;
-  store: CommandStore;
-  outputs: OutputDirectory;
-  cluster?: { readonly directoryId: string } | undefined;
-}
-
 /**
  * Finds the output of a command. Throws unavailable for a command that has not ended and is not open at this broker:
  * its machine is moving from one broker to another.
  */
 export async function sourceOf(
-  { scheduler, store, outputs, cluster }: OutputServices,
+  { scheduler, store, outputs, cluster }: CommandContext & { scheduler: Scheduler },
   id: string,
 ): Promise<Source> {
   const open = scheduler.get(id);
