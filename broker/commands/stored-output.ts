@@ -140,8 +140,8 @@ export class OutputDirectory {
   readonly root: string;
   readonly log: Logger;
   readonly #directory: string;
-  /** The removals by drop() that are in progress. The machine may come back at once, so reopen() waits for them. */
-  readonly #removals = new Map<string, Promise<void>>();
+  /** Resolves after all removals by drop(). The machine may come back at once, so reopen() waits for them. */
+  #removed: Promise<void> = Promise.resolve();
   #unchecked = checkEveryBytes;
   #hasSpace = true;
 
@@ -163,7 +163,7 @@ export class OutputDirectory {
    * come.
    */
   async reopen(id: string): Promise<Output> {
-    await this.#removals.get(id);
+    await this.#removed;
     const changed = new Wake();
     const reopen = (stream: Stream) => openOutput(this.#pathOf(id, stream), { changed, memoryBytes });
     return new Output({ stdout: await reopen('stdout'), stderr: await reopen('stderr') }, changed, this);
@@ -196,11 +196,10 @@ export class OutputDirectory {
   }
 
   /** Closes the output of a command whose machine another broker owns now, and removes its files. Never rejects. */
-  async drop(id: string, output: Output): Promise<void> {
-    const removal = this.#remove(id, output.close());
-    this.#removals.set(id, removal);
-    await removal;
-    if (this.#removals.get(id) === removal) this.#removals.delete(id);
+  drop(id: string, output: Output): Promise<void> {
+    const before = this.#removed;
+    this.#removed = this.#remove(id, output.close()).then(() => before);
+    return this.#removed;
   }
 
   async #remove(id: string, closed?: Promise<void>): Promise<void> {
