@@ -147,10 +147,7 @@ export class OpenCommand {
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
-      if (!spec) {
-        this.#markUnsent();
-        await this.finish({ status: 'expired', reason: 'no_spec' });
-      } else if (this.record.cancel) await this.finish({ status: 'cancelled' });
+      if (this.record.cancel) await this.finish({ status: 'cancelled' });
       else await this.follow(link, spec);
     } catch (error) {
       this.#logError(error, 'a queued command could not be sent; trying again in 1 s');
