@@ -5,7 +5,7 @@
 //   npx node scripts/bench/fleet.ts --only history --rows 1000000 --out scripts/bench/results/history.txt
 //
 // Parts: cold, rest, lists, patch, at-once, batch, small-files, kill, cut, minute, history.
-// Needs Linux, and `ulimit -n 20000` for 10,000 machines. Uses Debian's wrk and openssh-server if installed.
+// Needs Linux, and `ulimit -n 20000` for 10,000 machines. Uses Debian's openssh-server if installed.
 //
 // The agents use the same cores as the broker, at a lower priority, and share no code with the broker but the protos.
 import { join } from 'node:path';

@@ -29,7 +29,7 @@ const debianPackages = {
 const separation = '/run/sshd';
 
 /** Returns the full path of a program, even if it is only in root's PATH. */
-export function programPath(name: string): string | undefined {
+function programPath(name: string): string | undefined {
   const folders = [...(process.env.PATH ?? '').split(delimiter), '/usr/local/sbin', '/usr/sbin', '/sbin'];
   return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
 }

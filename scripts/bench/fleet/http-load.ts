@@ -1,31 +1,15 @@
 // HTTP load: requests per second over 32 connections, and a prober that sends requests at a fixed rate.
-import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { promisify } from 'node:util';
 import { Pool } from 'undici';
 import { at } from '../start-and-measure-programs.ts';
 
-const run = promisify(execFile);
 const connections = 32;
 
 /** Measures requests per second for some seconds. Rejects if the status of an answer is not 200. */
-export async function perSecond(url: string, key: string, seconds: number, byWrk: boolean): Promise<number> {
-  if (!byWrk) return loop(new URL(url), key, seconds);
-  const header = `Authorization: Bearer ${key}`;
-  // wrk knows only whole seconds.
-  const duration = `-d${Math.ceil(seconds)}s`;
-  const { stdout } = await run('wrk', ['-t1', `-c${connections}`, duration, '-H', header, url]);
-  if (/Non-2xx/.test(stdout)) throw new Error(`${url} was refused: ${stdout}`);
-  return Number(/Requests\/sec:\s+([\d.]+)/.exec(stdout)?.[1]);
-}
-
-async function loop(
-  { hostname, port, pathname, search }: URL,
-  key: string,
-  seconds: number,
-): Promise<number> {
+export async function perSecond(url: string, key: string, seconds: number): Promise<number> {
+  const { hostname, port, pathname, search } = new URL(url);
   const head = `GET ${pathname}${search} HTTP/1.1\r\nHost: ${hostname}\r\nAuthorization: Bearer ${key}\r\n\r\n`;
   const request = Buffer.from(head);
   const lanes = await Promise.all(

@@ -3,7 +3,6 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { rounded } from '../compare-programs-in-turns.ts';
 import { at, program, timed } from '../start-and-measure-programs.ts';
-import { programPath } from '../start-sshd.ts';
 import type { Fleet } from './fleet-context.ts';
 import { perSecond } from './http-load.ts';
 import { milliseconds } from './print-figures.ts';
@@ -35,7 +34,6 @@ const ofStatuses: [what: string, query: string][] = [
 ];
 
 export async function listMachines({ broker, client, figures, settings }: Fleet): Promise<void> {
-  const byWrk = programPath('wrk') !== undefined;
   const limited = await client.keys.create({
     name: 'limited',
     scopes: ['machines:read'],
@@ -50,8 +48,8 @@ export async function listMachines({ broker, client, figures, settings }: Fleet)
   };
   const floors: Record<string, string> = { [lists]: await bareOf(lists), [statuses]: await bareOf(statuses) };
   const beside = async (what: string, query: string, key: string, path = lists): Promise<void> => {
-    const bareRate = await perSecond(floors[path] ?? '', key, settings.seconds, byWrk);
-    const rate = await perSecond(`${broker.http}${path}?${query}`, key, settings.seconds, byWrk);
+    const bareRate = await perSecond(floors[path] ?? '', key, settings.seconds);
+    const rate = await perSecond(`${broker.http}${path}?${query}`, key, settings.seconds);
     const ratio = (rate / bareRate).toFixed(3);
     figures.row(
       `\`GET ${path.slice('/api/v1'.length)}\`, ${what}`,
@@ -60,10 +58,10 @@ export async function listMachines({ broker, client, figures, settings }: Fleet)
       ratio,
     );
   };
-  figures.line(`requests by ${byWrk ? 'wrk' : 'a loop of this bench'}, 32 connections`);
+  figures.line('requests over 32 connections');
   // All programs are warmed up before the first measurement.
   for (const url of [...Object.values(floors), `${broker.http}${lists}`, `${broker.http}${statuses}`])
-    await perSecond(url, broker.key, settings.seconds, byWrk);
+    await perSecond(url, broker.key, settings.seconds);
   for (const [what, query] of selections) await beside(what, query, broker.key);
   for (const [what, query] of ofStatuses) await beside(what, query, broker.key, statuses);
   await beside('key limited to machines with a tag', '', limited.key);
