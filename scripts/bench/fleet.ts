@@ -35,8 +35,6 @@ const { values } = parseArgs({
       type: 'string',
       default: 'cold,rest,lists,patch,at-once,batch,small-files,kill,cut,minute,history',
     },
-    processes: { type: 'string' },
-    'dials-at-once': { type: 'string', default: '0' },
     seconds: { type: 'string', default: '1.5' },
     rest: { type: 'string', default: '15' },
     rows: { type: 'string', default: '1000000' },
@@ -97,8 +95,6 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
   const agents = await FleetOfAgents.start({
     brokers: [broker.grpc],
     agents: settings.scale,
-    ...(values.processes !== undefined && { processes: Number(values.processes) }),
-    dialsAtOnce: Number(values['dials-at-once']),
     joinToken: broker.joinToken,
   });
   try {

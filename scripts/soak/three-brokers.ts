@@ -8,7 +8,6 @@ import { type PostgresServer, startPostgres } from './postgres-server.ts';
 import { type StallingProxy, startRoundRobin, startStallingProxy } from './tcp-proxies.ts';
 
 const brokerCount = 3;
-const simulatedPerProcess = 1_500;
 /**
  * Maximum number of simulated agents that dial at once. With more, each dial takes over 2 s on a busy machine, and
  * brokers may refuse it.
@@ -74,12 +73,11 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
     running.push(...(await Promise.all(names.map(start))));
   }
   const rows = await postgres.query("SELECT id FROM documents WHERE collection = 'machines'");
-  const processes = Math.ceil(simulated / simulatedPerProcess);
   const fleet =
     simulated === 0
       ? undefined
       : await FleetOfAgents.start({
-          ...{ brokers: addresses, agents: simulated, processes, dialsAtOnce, joinToken: token },
+          ...{ brokers: addresses, agents: simulated, dialsAtOnce, joinToken: token },
           niceness: process.getuid?.() === 0 ? -10 : 0,
         });
   return {

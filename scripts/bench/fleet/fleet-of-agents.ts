@@ -8,8 +8,6 @@ export interface FleetParams {
   /** HOST:PORT of each broker. The agents are divided among the brokers at first, and may dial any of them later. */
   brokers: string[];
   agents: number;
-  /** Number of processes. By default, each has up to 2,500 agents. */
-  processes?: number;
   /** Maximum number of simultaneous dials of the whole fleet. 0 means no limit, as in a real fleet. */
   dialsAtOnce?: number;
   joinToken: string;
@@ -46,7 +44,7 @@ export class FleetOfAgents {
   static async start(params: FleetParams): Promise<FleetOfAgents> {
     const fleet = new FleetOfAgents();
     const { brokers, joinToken, dialsAtOnce = 0, niceness = 10 } = params;
-    const { processes = Math.ceil(params.agents / agentsPerProcess) } = params;
+    const processes = Math.ceil(params.agents / agentsPerProcess);
     const agents = agentParams(params.agents);
     const atOnce = dialsAtOnce === 0 ? Number.MAX_SAFE_INTEGER : Math.ceil(dialsAtOnce / processes);
     for (let n = 0; n < processes; n += 1) {
