@@ -9,9 +9,10 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Agent, request } from 'undici';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
-import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { rounded, Table } from './compare-programs-in-turns.ts';
-import { at, bench, cost, mebibytes, program, type Running } from './start-and-measure-programs.ts';
+import { Prober } from './fleet/http-load.ts';
+import { describeProbe } from './fleet/print-figures.ts';
+import { bench, cost, mebibytes, program, type Running } from './start-and-measure-programs.ts';
 
 const webhooks = 5;
 const width = 16 * webhooks;
@@ -49,22 +50,6 @@ async function bare(url: string, seconds: number): Promise<number> {
   return done / seconds;
 }
 
-/**
- * Sends small read requests one after another while `going` returns true. Returns their durations in milliseconds,
- * shortest first.
- */
-async function reads(http: string, key: string, going: () => boolean): Promise<number[]> {
-  const client = new Client({ baseUrl: http, apiKey: key, retries: 0 });
-  const times: number[] = [];
-  while (going()) {
-    const begun = performance.now();
-    await client.machines.list({});
-    times.push(performance.now() - begun);
-    await sleep(10);
-  }
-  return times.sort((a, b) => a - b);
-}
-
 async function main(folder: string): Promise<void> {
   const { values } = parseArgs({
     options: { rate: { type: 'string', default: '1000' }, seconds: { type: 'string', default: '10' } },
@@ -85,15 +70,12 @@ async function main(folder: string): Promise<void> {
     }
     return (await client.keys.create({ name: 'bench', scopes: ['admin'] })).key;
   });
-  let going = true;
-  const quiet = reads(http, key, () => going);
+  const quiet = new Prober(http, '/api/v1/machines', key);
   await sleep(3_000);
-  going = false;
-  const [alone, idle] = [await quiet, cost(broker.pid)];
+  const [alone, idle] = [await quiet.stop(), cost(broker.pid)];
 
   const begun = performance.now();
-  going = true;
-  const busy = reads(http, key, () => going);
+  const busy = new Prober(http, '/api/v1/machines', key);
   process.kill(broker.pid, 'SIGUSR2');
   const wanted = rate * seconds;
   let heard = await heardBy(listener);
@@ -106,8 +88,7 @@ async function main(folder: string): Promise<void> {
     heard = await heardBy(listener);
   }
   const took = (performance.now() - begun) / 1000;
-  going = false;
-  const [times, spent] = [await busy, cost(broker.pid).cpu - idle.cpu];
+  const [probed, spent] = [await busy.stop(), cost(broker.pid).cpu - idle.cpu];
   const most = mebibytes(broker.pid, 'VmHWM') - idle.rss;
   const floor = await bare(`${listener.line.url}/bare`, 3);
 
@@ -121,10 +102,10 @@ async function main(folder: string): Promise<void> {
   );
   table.row('from the event to its receiver, p50 / p99', `${heard.p50} / ${heard.p99} ms`);
   table.row(
-    '`GET /machines` meanwhile, p50 / p99',
-    `${at(times, 0.5).toFixed(1)} / ${at(times, 0.99).toFixed(1)} ms`,
-    `without it: ${at(alone, 0.5).toFixed(1)} / ${at(alone, 0.99).toFixed(1)} ms`,
-    (at(times, 0.5) / at(alone, 0.5)).toFixed(1),
+    '`GET /machines` meanwhile',
+    describeProbe(probed),
+    `without it: ${describeProbe(alone)}`,
+    (probed.p50 / alone.p50).toFixed(1),
   );
   table.row('peak memory of the broker, above its memory at idle', `${rounded(most)} MiB`);
   table.row('CPU of the broker', `${((spent / took) * 100).toFixed(0)} % of a core`);
