@@ -63,7 +63,6 @@ export function addAlertRules(program: Command): void {
     after: warnOfSameName('rule'),
   });
   routeVerb(rules, 'update', 'alertRules', 'update', {
-    about: 'change the settings that are given as flags',
     examples: ['--above 95 --repeat-every 1h', '--disable'],
     flags: {
       '--name <name>': 'name of the rule',
@@ -73,10 +72,7 @@ export function addAlertRules(program: Command): void {
     },
     input: enabledOf,
   });
-  routeVerb(rules, 'delete', 'alertRules', 'remove', {
-    about: 'remove a rule, and resolve its alerts',
-    destroys: ['remove the alert rule', 'removed'],
-  });
+  routeVerb(rules, 'delete', 'alertRules', 'remove', { destroys: ['remove the alert rule', 'removed'] });
 }
 
 /** Flags of both create and update. No flag takes the secret as its value: other users can read command lines. */
@@ -118,7 +114,6 @@ export function addAlertChannels(program: Command): void {
     after: warnOfSameName('channel'),
   });
   routeVerb(channels, 'update', 'alertChannels', 'update', {
-    about: 'change the settings that are given as flags',
     examples: ['--disable'],
     flags: {
       '--name <name>': 'name of the channel',
@@ -138,7 +133,6 @@ export function addAlertChannels(program: Command): void {
     fields: 'id status attempts made=created_at next last',
   });
   routeVerb(channels, 'redeliver', 'alertChannels', 'redeliver', {
-    examples: [''],
     text: ({ id, status }) => [`${id} ${status}`],
   });
 }
@@ -183,7 +177,6 @@ export function addMaintenanceWindows(program: Command): void {
     after: warnOfSameName('window'),
   });
   routeVerb(windows, 'delete', 'maintenanceWindows', 'remove', {
-    about: 'remove a maintenance window, which ends it',
     destroys: ['remove the maintenance window', 'removed'],
   });
 }

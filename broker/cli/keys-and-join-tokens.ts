@@ -107,10 +107,7 @@ function addLogins(auth: Command): void {
     defaults: { sort: '-last_used_at' },
     view: { fields: 'name id key=key_name address created=created_at used=last_used_at' },
   });
-  routeVerb(auth, 'end-login', 'logins', 'remove', {
-    about: 'log a browser out at once',
-    destroys: ['end the login', 'ended'],
-  });
+  routeVerb(auth, 'end-login', 'logins', 'remove', { destroys: ['end the login', 'ended'] });
 }
 
 /** Returns the machines and tags that a key may use, as text. */

@@ -56,7 +56,6 @@ export function addMachines(program: Command): void {
     view: { fields: 'name status cpu memory disk load up last_seen=seen', cells: { ...cells, ...loads } },
   });
   routeVerb(machines, 'tags', 'tags', 'list', {
-    about: 'list the tags of machines',
     flags: { '--search <text>': 'only tags that contain this text' },
     view: { fields: 'name machines' },
   });

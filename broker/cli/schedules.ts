@@ -98,7 +98,6 @@ export function addSchedules(program: Command): void {
     after: warnOfSameName('schedule'),
   });
   routeVerb(schedules, 'update', 'schedules', 'update', {
-    about: 'change the settings that are given as flags',
     examples: ["--cron '0 3 * * *'", '--clear timeout,notify'],
     flags: { ...flags, '--clear <list>': `remove these settings, comma-separated: ${clearable.join(', ')}` },
     input: ({ clear, ...given }) => ({ ...inputOf(given), ...clearedBy(clear) }),
@@ -136,7 +135,6 @@ function addRuns(schedules: Command): void {
     },
   });
   routeVerb(schedules, 'upcoming', 'schedules', 'upcoming', {
-    about: 'list the next runs of all schedules, in the order of their times',
     examples: ['--within 7d --machine db-1'],
     flags: {
       ...ofMachine,

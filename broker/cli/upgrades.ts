@@ -91,7 +91,6 @@ export function addUpgrades(program: Command): void {
   });
   routeVerb(upgrades, 'get', 'upgrades', 'get', { text: upgradeText });
   routeVerb(upgrades, 'machines', 'upgrades', 'machines', {
-    about: 'list the machines of an upgrade',
     examples: ['', '--status failed'],
     defaults: { sort: 'wave' },
     flags: {
@@ -202,10 +201,7 @@ export function addPackages(program: Command): void {
     }
     await printView(client, output, stored, { fields: 'file=id version arch kind signed_by' });
   });
-  routeVerb(packages, 'delete', 'packages', 'remove', {
-    about: 'delete an uploaded package',
-    destroys: ['delete the package', 'deleted'],
-  });
+  routeVerb(packages, 'delete', 'packages', 'remove', { destroys: ['delete the package', 'deleted'] });
 }
 
 function signatureOf(file: string): Promise<string> {
