@@ -12,15 +12,6 @@ interface CronFieldProps {
   change: (cron: string) => void;
 }
 
-/**
- * Returns the UTC offset, such as `GMT+2`, of a time zone at an instant. If the offsets at two instants differ, the
- * clocks change in between.
- */
-const offsetAt = (at: string, timeZone: string): string =>
-  new Intl.DateTimeFormat('en', { timeZone, timeZoneName: 'shortOffset' })
-    .formatToParts(new Date(at))
-    .find(({ type }) => type === 'timeZoneName')?.value ?? '';
-
 export function CronField({ cron, timezone, change }: CronFieldProps) {
   const [preview, setPreview] = useState<Preview | string | undefined>(undefined);
   useTyped(
@@ -47,16 +38,9 @@ export function CronField({ cron, timezone, change }: CronFieldProps) {
           <>
             <p>{preview.description}</p>
             <ol>
-              {preview.next_runs.map((at, index) => {
-                const before = preview.next_runs[index - 1];
-                const offset = offsetAt(at, timezone);
-                const turned = before !== undefined && offsetAt(before, timezone) !== offset;
-                return (
-                  <li key={at}>
-                    {format.format(new Date(at))} {turned && <span class="tag">clock changes, {offset}</span>}
-                  </li>
-                );
-              })}
+              {preview.next_runs.map((at) => (
+                <li key={at}>{format.format(new Date(at))}</li>
+              ))}
             </ol>
           </>
         )}
