@@ -18,8 +18,6 @@ const spans = [
 ] as const;
 /** Number of labels below the lines. */
 const labels = 6;
-/** Distance, in percent of the line, below which several runs are drawn as one dot. */
-const dotPercent = 0.4;
 
 const hour = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
 const day = new Intl.DateTimeFormat(undefined, { weekday: 'short', day: 'numeric', month: 'short' });
@@ -86,8 +84,8 @@ function Line({ runs, data }: { runs: readonly Run[]; data: Upcoming }) {
         <span class="muted">{first.machine_id ? nameOf(first.machine_id) : 'by tags'}</span>
       </span>
       <span class="track" role="img" aria-label={label}>
-        {dotsOf(runs, data).map(({ percent, title }) => (
-          <i key={percent} style={{ left: `${percent}%` }} title={title} />
+        {runs.map(({ at }) => (
+          <i key={at} style={{ left: `${percentAt(at, data)}%` }} title={fullTime(at)} />
         ))}
         {turns.map(({ at }) => (
           <b key={at} style={{ left: `${percentAt(at, data)}%` }} />
@@ -100,17 +98,6 @@ function Line({ runs, data }: { runs: readonly Run[]; data: Upcoming }) {
       ))}
     </li>
   );
-}
-
-/** Returns a dot for each run. Runs whose dots would overlap share one dot. */
-function dotsOf(runs: readonly Run[], data: Upcoming): { percent: number; title: string }[] {
-  const dots: { percent: number; title: string }[] = [];
-  for (const { at } of runs) {
-    const percent = percentAt(at, data);
-    const last = dots.at(-1);
-    if (!last || percent - last.percent >= dotPercent) dots.push({ percent, title: fullTime(at) });
-  }
-  return dots;
 }
 
 function Labels({ data, format }: { data: Upcoming; format: Intl.DateTimeFormat }) {
