@@ -87,9 +87,6 @@ function Line({ runs, data }: { runs: readonly Run[]; data: Upcoming }) {
         {runs.map(({ at }) => (
           <i key={at} style={{ left: `${percentAt(at, data)}%` }} title={fullTime(at)} />
         ))}
-        {turns.map(({ at }) => (
-          <b key={at} style={{ left: `${percentAt(at, data)}%` }} />
-        ))}
       </span>
       {turns.map(({ at, utc_offset }) => (
         <span key={at} class="tag warn-text">
