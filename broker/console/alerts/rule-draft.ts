@@ -13,9 +13,9 @@ export interface Draft {
   /** The mount point that a rule about disks watches, or "*". If the text is empty, "/" is used. */
   mount: string;
   /** `lasting`, `before` and `repeat` are durations in milliseconds. */
-  lasting: number;
-  before: number;
-  repeat: number;
+  lasting: string;
+  before: string;
+  repeat: string;
   limits: Limits;
   /** The channels that get the alerts. Null means all channels. */
   channels: readonly string[] | null;
@@ -28,9 +28,9 @@ export function draftOf(rule: Rule | undefined): Draft {
     above: String(rule?.above ?? 90),
     recover: String(rule?.recover ?? ''),
     mount: rule?.mount ?? '',
-    lasting: rule?.for ?? 5 * minuteMs,
-    before: rule?.before ?? 14 * dayMs,
-    repeat: rule?.repeat_every ?? 0,
+    lasting: String(rule?.for ?? 5 * minuteMs),
+    before: String(rule?.before ?? 14 * dayMs),
+    repeat: String(rule?.repeat_every ?? 0),
     limits: fromLimited(rule),
     channels: rule?.channel_ids ?? null,
   };
@@ -44,15 +44,15 @@ export async function saveRule(draft: Draft, rule: Rule | undefined): Promise<vo
   const isNew = recover !== String(rule?.recover ?? '');
   const input = {
     name,
-    repeat_every: repeat || null,
+    repeat_every: Number(repeat) || null,
     channel_ids: channels && [...channels],
     ...(isMeasured(kind) && {
       above: Number(above),
       ...(isNew && { recover: recover === '' ? null : Number(recover) }),
     }),
     ...(kind === 'disk' && { mount: mount || null }),
-    ...(isExpiring(kind) ? { before } : toLimited(limits)),
-    ...(kind !== 'schedule' && !isExpiring(kind) && { for: lasting }),
+    ...(isExpiring(kind) ? { before: Number(before) } : toLimited(limits)),
+    ...(kind !== 'schedule' && !isExpiring(kind) && { for: Number(lasting) }),
   };
   if (rule) await client.alertRules.update({ rule_id: rule.id, ...input });
   else await client.alertRules.create({ kind, ...input });

@@ -17,8 +17,8 @@ const repeats = [0, 15, 60, 240, 1_440].map((minutes) => minutes * minuteMs);
 const warnings = [1, 3, 7, 14, 30, 60].map((days) => days * dayMs);
 
 /** Returns the options of a field for a duration: `values` and `present`, in ms. `none` is the text for 0. */
-function durations(values: readonly number[], present: number, none: string): (readonly [string, string])[] {
-  const all = [...new Set([...values, present])].sort((a, b) => a - b);
+function durations(values: readonly number[], present: string, none: string): (readonly [string, string])[] {
+  const all = [...new Set([...values, Number(present)])].sort((a, b) => a - b);
   return all.map((ms) => [String(ms), ms === 0 ? none : durationText(ms)] as const);
 }
 
@@ -31,7 +31,7 @@ interface RuleFormProps {
 
 export function RuleForm({ rule, close, saved }: RuleFormProps) {
   const form = useDraft<Draft>(() => draftOf(rule));
-  const { draft, set, bind } = form;
+  const { draft, bind } = form;
   const { name, kind } = draft;
   const badNumber = isMeasured(kind) && !(Number(draft.above) >= 0 && Number(draft.recover) >= 0);
   return (
@@ -53,12 +53,11 @@ export function RuleForm({ rule, close, saved }: RuleFormProps) {
       {!isExpiring(kind) && <LimitsFields {...bind('limits')} />}
       <SelectField
         label="Repeat it"
-        value={String(draft.repeat)}
+        {...bind('repeat')}
         options={durations(repeats, draft.repeat, 'never').map(([ms, text]) => [
           ms,
           ms === '0' ? text : `every ${text} until it is acknowledged`,
         ])}
-        change={(ms) => set({ repeat: Number(ms) })}
       />
       {may('webhooks:read') && <ChannelChoice {...bind('channels')} />}
       <RulePreview draft={draft} />
@@ -66,15 +65,14 @@ export function RuleForm({ rule, close, saved }: RuleFormProps) {
   );
 }
 
-function Condition({ draft, set, bind }: Editing<Draft>) {
+function Condition({ draft, bind }: Editing<Draft>) {
   const { kind, above, lasting, before } = draft;
   if (isExpiring(kind))
     return (
       <SelectField
         label="How long before the expiry"
-        value={String(before)}
+        {...bind('before')}
         options={durations(warnings, before, '')}
-        change={(ms) => set({ before: Number(ms) })}
       />
     );
   if (kind === 'schedule') return null;
@@ -97,9 +95,8 @@ function Condition({ draft, set, bind }: Editing<Draft>) {
       )}
       <SelectField
         label="Alert after the condition has lasted"
-        value={String(lasting)}
+        {...bind('lasting')}
         options={durations(lastings, lasting, '0 s (at once)')}
-        change={(ms) => set({ lasting: Number(ms) })}
       />
     </div>
   );
