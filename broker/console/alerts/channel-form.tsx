@@ -49,16 +49,17 @@ export const services: Readonly<Record<Type, Service>> = {
 // The cast is safe: the record has exactly these keys.
 const types = (Object.keys(services) as Type[]).map((name) => [name, services[name].text] as const);
 
-interface Draft {
-  name: string;
-  type: Type;
-  url: string;
-  secret: string;
-  user: string;
-  from: string;
+const draftOf = (channel: Channel | undefined) => ({
+  name: channel?.name ?? '',
+  type: channel?.type ?? 'slack',
+  url: channel?.url ?? '',
+  secret: '',
+  user: channel?.user ?? '',
+  from: channel?.from ?? '',
   /** E-mail addresses of the recipients, separated by commas. */
-  to: string;
-}
+  to: channel?.to?.join(', ') ?? '',
+});
+type Draft = ReturnType<typeof draftOf>;
 
 async function save(draft: Draft, channel: Channel | undefined): Promise<string> {
   const { name, type, url, secret, user, from, to } = draft;
@@ -87,15 +88,7 @@ interface ChannelFormProps {
 }
 
 export function ChannelForm({ channel, close, saved }: ChannelFormProps) {
-  const form = useDraft<Draft>({
-    name: channel?.name ?? '',
-    type: channel?.type ?? 'slack',
-    url: channel?.url ?? '',
-    secret: '',
-    user: channel?.user ?? '',
-    from: channel?.from ?? '',
-    to: channel?.to?.join(', ') ?? '',
-  });
+  const form = useDraft(() => draftOf(channel));
   const { draft, bind } = form;
   const { name, type, url } = draft;
   const { example, hint, secret } = services[type];

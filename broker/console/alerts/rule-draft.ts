@@ -1,38 +1,28 @@
 // An alert rule while it is edited, and how it is saved.
 import { client } from '../api-client.ts';
-import { fromLimited, type Limits, toLimited } from '../machines/machine-restriction.tsx';
+import { fromLimited, toLimited } from '../machines/machine-restriction.tsx';
 import { dayMs, minuteMs } from '../timers.ts';
-import { isExpiring, isMeasured, type Kind, type Rule } from './rule-texts.ts';
+import { isExpiring, isMeasured, type Rule } from './rule-texts.ts';
 
-export interface Draft {
-  name: string;
-  kind: Kind;
-  above: string;
-  /** Value at which the alert ends. If the text is empty, 90 % of `above` is used. */
-  recover: string;
-  /** The mount point that a rule about disks watches, or "*". If the text is empty, "/" is used. */
-  mount: string;
-  /** `lasting`, `before` and `repeat` are durations in milliseconds. */
-  lasting: string;
-  before: string;
-  repeat: string;
-  limits: Limits;
-  /** The channels that get the alerts. Null means all channels. */
-  channels: readonly string[] | null;
-}
+export type Draft = ReturnType<typeof draftOf>;
 
-export function draftOf(rule: Rule | undefined): Draft {
+export function draftOf(rule: Rule | undefined) {
+  const channels: readonly string[] | null = rule?.channel_ids ?? null;
   return {
     name: rule?.name ?? '',
     kind: rule?.kind ?? 'offline',
     above: String(rule?.above ?? 90),
+    /** Value at which the alert ends. If the text is empty, 90 % of `above` is used. */
     recover: String(rule?.recover ?? ''),
+    /** The mount point that a rule about disks watches, or "*". If the text is empty, "/" is used. */
     mount: rule?.mount ?? '',
+    /** `lasting`, `before` and `repeat` are durations in milliseconds. */
     lasting: String(rule?.for ?? 5 * minuteMs),
     before: String(rule?.before ?? 14 * dayMs),
     repeat: String(rule?.repeat_every ?? 0),
     limits: fromLimited(rule),
-    channels: rule?.channel_ids ?? null,
+    /** The channels that get the alerts. Null means all channels. */
+    channels,
   };
 }
 

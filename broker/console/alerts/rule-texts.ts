@@ -3,7 +3,7 @@ import type { client } from '../api-client.ts';
 import { durationText } from '../format-times-and-sizes.ts';
 
 export type Rule = Awaited<ReturnType<typeof client.alertRules.get>>;
-export type Kind = Rule['kind'];
+type Kind = Rule['kind'];
 
 /** The text after the label "Open an alert when" in the form, for each kind of rule. */
 export const kinds: readonly (readonly [kind: Kind, text: string])[] = [

@@ -24,15 +24,7 @@ export interface Subject extends Targets {
  * The form's fields that decide when a schedule runs: at the times of a cron expression, or after changes of a path.
  * Also the fields about overlapping runs, missed runs and failures.
  */
-export interface Rules extends Pick<Detail, 'timezone' | 'overlap' | 'catch_up'> {
-  trigger: 'cron' | 'change';
-  cron: string;
-  path: string;
-  recursive: boolean;
-  /** A run starts after this many seconds without a change. */
-  settle: string;
-  onFailure: boolean;
-}
+export type Rules = ReturnType<typeof rulesOf>;
 
 export function subjectOf(schedule: Detail | undefined): Subject {
   const { query } = place.value;
@@ -47,11 +39,12 @@ export function subjectOf(schedule: Detail | undefined): Subject {
   };
 }
 
-export const rulesOf = (schedule: Detail | undefined): Rules => ({
-  trigger: schedule?.on_change ? 'change' : 'cron',
+export const rulesOf = (schedule: Detail | undefined) => ({
+  trigger: schedule?.on_change ? ('change' as const) : ('cron' as const),
   cron: schedule?.cron ?? '30 2 * * *',
   path: schedule?.on_change?.path ?? '',
   recursive: schedule?.on_change?.recursive ?? false,
+  /** A run starts after this many seconds without a change. */
   settle: String((schedule?.on_change?.settle ?? 2 * secondMs) / secondMs),
   timezone: schedule?.timezone ?? browserTimeZone,
   overlap: schedule?.overlap ?? 'skip',
