@@ -1,5 +1,4 @@
-// The text editor (CodeMirror), set up for the page's content security policy. It is loaded when the first file is
-// opened.
+// The text editor (CodeMirror), set up for the page's content security policy.
 import { defaultKeymap, history, historyKeymap, indentWithTab } from '@codemirror/commands';
 import {
   bracketMatching,
@@ -53,7 +52,7 @@ const colors = HighlightStyle.define([
   { tag: [tags.propertyName, tags.attributeName, tags.definition(tags.variableName)], color: 'var(--bad)' },
 ]);
 
-export type CodeEditor = Awaited<ReturnType<typeof createEditor>>;
+export type CodeEditor = ReturnType<typeof createEditor>;
 
 interface EditorInput {
   element: HTMLElement;
@@ -72,8 +71,8 @@ function separatorOf(text: string): string {
   return /\r\n/.test(text) && !/(?<!\r)\n/.test(text) ? '\r\n' : '\n';
 }
 
-export async function createEditor({ element, name, text, readOnly, onChange, onSave }: EditorInput) {
-  const language = await languageOf(name, text);
+export function createEditor({ element, name, text, readOnly, onChange, onSave }: EditorInput) {
+  const language = languageOf(name, text);
   const save = {
     key: 'Mod-s',
     preventDefault: true,

@@ -1,4 +1,5 @@
 // Edits a text file of a machine. If another person has saved the file meanwhile, asks before replacing that version.
+// This module and the editor are loaded when the first file is opened.
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { client, clientWithEtag, FarhandError, loginEnded } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';
@@ -11,7 +12,7 @@ import { Confirm } from '../parts/small-components.tsx';
 import { say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { guardLeaving, setQuery } from '../router.ts';
-import type { CodeEditor } from './code-editor.ts';
+import { type CodeEditor, createEditor } from './code-editor.ts';
 import { diffOf } from './diff.ts';
 
 /** A version of the file, as it is on the machine. */
@@ -95,27 +96,18 @@ function useCodeEditor(
   const element = useRef<HTMLDivElement>(null);
   const editor = useRef<CodeEditor | undefined>(undefined);
   useEffect(() => {
-    let left = false;
-    const open = async (): Promise<void> => {
-      const { createEditor } = await import('./code-editor.ts');
-      if (left || !element.current) return;
-      const opened = await createEditor({
-        element: element.current,
-        name: baseOf(path),
-        text,
-        readOnly: !may('files:write'),
-        onChange,
-        onSave,
-      });
-      if (left) return opened.close();
-      editor.current = opened;
-      opened.focus();
-    };
-    open().catch(sayError);
-    return () => {
-      left = true;
-      editor.current?.close();
-    };
+    if (!element.current) return undefined;
+    const opened = createEditor({
+      element: element.current,
+      name: baseOf(path),
+      text,
+      readOnly: !may('files:write'),
+      onChange,
+      onSave,
+    });
+    editor.current = opened;
+    opened.focus();
+    return () => opened.close();
   }, []);
   return { element, editor };
 }
