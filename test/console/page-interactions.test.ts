@@ -301,6 +301,29 @@ browserTest('a key lists the machines that it reaches, and is changed in place',
   expect(faults).toEqual([]);
 });
 
+browserTest('the rights of a key count all machines with its tag, also more than a thousand', async () => {
+  const system = await startWithConsole();
+  await system.client.keys.create({ name: 'deploy', scopes: ['files:read'], tags: ['web'] });
+  const { page, faults, open } = await newLogin(system);
+  const total = 1_050;
+  await page.route('**/api/v1/machines?*tags=web*', (route) => {
+    const offset = Number(new URL(route.request().url()).searchParams.get('offset'));
+    const data = Array.from({ length: Math.min(100, total - offset) }, (_, index) => ({
+      id: `mach_${offset + index}`,
+      name: `web-${offset + index}`,
+    }));
+    const meta = { total, limit: 100, offset, has_more: offset + data.length < total };
+    return route.fulfill({ json: { data, meta } });
+  });
+  await open('/keys');
+  await page.getByRole('button', { name: 'deploy', exact: true }).click();
+  await page.getByText('1,050 now').waitFor();
+  await page.getByText('and 950 more').waitFor();
+  await page.getByRole('link', { name: 'web-99', exact: true }).waitFor();
+  expect(await page.getByRole('link', { name: 'web-100', exact: true }).count()).toBe(0);
+  expect(faults).toEqual([]);
+});
+
 browserTest('a delivery has its event and the answer; a new secret is on the page once', async () => {
   const receiver = await startReceiver(answering(500, 200));
   const system = await startWithConsole(['--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms']);

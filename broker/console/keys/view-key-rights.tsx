@@ -8,8 +8,8 @@ import { to } from '../router.ts';
 import type { Key } from './key-form.tsx';
 import { scopeTexts } from './scopes.ts';
 
-/** Maximum number of machines that are read for each tag, and maximum number of links that are drawn. */
-const [mostRead, mostLinks] = [1_000, 100];
+/** Maximum number of links that are drawn. */
+const mostLinks = 100;
 
 interface Reached {
   ids: readonly string[];
@@ -22,17 +22,13 @@ async function machinesOf({ machine_ids, tags }: Key, signal: AbortSignal): Prom
     learnNames(items);
     return { ids: items.map(({ id }) => id), total };
   }
-  const found = new Set<string>(machine_ids ?? []);
-  for (const tag of tags ?? []) {
-    let read = 0;
-    for await (const machine of client.machines.list({ tags: tag, sort: 'name', limit: 100 }, { signal })) {
-      found.add(machine.id);
-      learnNames([machine]);
-      read += 1;
-      if (read === mostRead) break;
-    }
-  }
-  return { ids: [...found], total: found.size };
+  const found = new Map<string, { id: string; name: string }>();
+  for (const tag of tags ?? [])
+    for await (const machine of client.machines.list({ tags: tag, sort: 'name', limit: 100 }, { signal }))
+      found.set(machine.id, machine);
+  learnNames([...found.values()]);
+  const ids = new Set([...(machine_ids ?? []), ...found.keys()]);
+  return { ids: [...ids].slice(0, mostLinks), total: ids.size };
 }
 
 export function KeyRights({ apiKey, close }: { apiKey: Key; close: () => void }) {
@@ -59,15 +55,13 @@ export function KeyRights({ apiKey, close }: { apiKey: Key; close: () => void })
                 {tags && `; also machines that get the tag ${tags.join(' or ')} later`}
               </p>
               <p class="reached">
-                {ids.slice(0, mostLinks).map((id) => (
+                {ids.map((id) => (
                   <a key={id} href={to('/machines', id)}>
                     {nameOf(id)}
                   </a>
                 ))}
-                {total > Math.min(ids.length, mostLinks) && (
-                  <span class="muted">
-                    and {(total - Math.min(ids.length, mostLinks)).toLocaleString()} more
-                  </span>
+                {total > ids.length && (
+                  <span class="muted">and {(total - ids.length).toLocaleString()} more</span>
                 )}
               </p>
             </>
