@@ -12,17 +12,14 @@ export function UploadTray() {
   const active = all.filter(({ state }) => state === 'waiting' || state === 'sending');
   const failed = all.filter(({ state }) => state === 'failed');
   const done = all.filter(({ state }) => state === 'done').length;
-  const counted = all.filter(({ state }) => state !== 'cancelled');
-  const sent = counted.reduce((sum, one) => sum + one.sent, 0);
-  const size = counted.reduce((sum, { file }) => sum + file.size, 0);
+  const sent = all.reduce((sum, one) => sum + one.sent, 0);
+  const size = all.reduce((sum, { file }) => sum + file.size, 0);
   const title =
     active.length > 0
-      ? `Uploading ${done + 1} of ${counted.length}`
+      ? `Uploading ${done + 1} of ${all.length}`
       : failed.length > 0
-        ? `${failed.length} of ${counted.length} uploads failed`
-        : counted.length === 0
-          ? 'Uploads cancelled'
-          : `${done} uploaded`;
+        ? `${failed.length} of ${all.length} uploads failed`
+        : `${done} uploaded`;
   return (
     <section class="upload-tray" aria-label="Uploads">
       <header>

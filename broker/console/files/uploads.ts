@@ -2,6 +2,7 @@
 import { signal } from '@preact/signals';
 import { failureOf } from '../../../shared/sdk/errors-and-envelopes.ts';
 import { consoleHeader, messageOf } from '../api-client.ts';
+import { say } from '../parts/toasts.tsx';
 import { soon } from '../timers.ts';
 import { joined } from './paths.ts';
 
@@ -10,7 +11,7 @@ export interface Upload {
   machine: string;
   path: string;
   file: File;
-  state: 'waiting' | 'sending' | 'done' | 'failed' | 'cancelled';
+  state: 'waiting' | 'sending' | 'done' | 'failed';
   /** Bytes sent so far. */
   sent: number;
   /** True if the upload may replace a file. */
@@ -62,14 +63,14 @@ export function upload(
     const to = { machine, path: joined(folder, path), replace: replace(chosen) };
     return { id: lastId, ...to, file, state: 'waiting', sent: 0 };
   });
-  const isOver = ({ state }: Upload): boolean => state === 'done' || state === 'cancelled';
-  all = [...(all.every(isOver) ? [] : all), ...added];
+  all = [...(all.every(({ state }) => state === 'done') ? [] : all), ...added];
   next();
 }
 
 export function cancelUploads(): void {
-  for (const one of all) if (one.state === 'waiting') one.state = 'cancelled';
+  all = all.filter(({ state }) => state === 'done' || state === 'failed');
   for (const request of [...running]) request.abort();
+  say('Uploads cancelled');
   show();
 }
 
@@ -134,7 +135,7 @@ function send(upload: Upload): void {
   request.addEventListener('error', () =>
     end({ state: 'failed', error: 'the connection broke, or the file changed or cannot be read' }),
   );
-  request.addEventListener('abort', () => end({ state: 'cancelled' }));
+  request.addEventListener('abort', () => end({}));
   request.send(file);
 }
 
