@@ -44,8 +44,8 @@ export function UploadTray() {
       <progress max={Math.max(1, size)} value={size === 0 ? 1 : sent} aria-label="Bytes sent" />
       {failed.length > 0 && (
         <ul>
-          {failed.slice(0, 5).map(({ id, path, error }) => (
-            <li key={id}>
+          {failed.slice(0, 5).map(({ path, error }, index) => (
+            <li key={index}>
               <code>{path}</code> {error}
             </li>
           ))}

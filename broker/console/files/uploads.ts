@@ -7,7 +7,6 @@ import { soon } from '../timers.ts';
 import { joined } from './paths.ts';
 
 export interface Upload {
-  id: number;
   machine: string;
   path: string;
   file: File;
@@ -42,7 +41,6 @@ const atOnce = 4;
 /** Milliseconds from a change until pages display it. They display all changes made in this time together. */
 const showMs = 30;
 const running = new Set<XMLHttpRequest>();
-let lastId = 0;
 
 /** A file to upload, with its path relative to the target folder. */
 export interface Chosen {
@@ -58,10 +56,9 @@ export function upload(
   replace: (file: Chosen) => boolean,
 ): void {
   const added = files.map((chosen): Upload => {
-    lastId += 1;
     const { path, file } = chosen;
     const to = { machine, path: joined(folder, path), replace: replace(chosen) };
-    return { id: lastId, ...to, file, state: 'waiting', sent: 0 };
+    return { ...to, file, state: 'waiting', sent: 0 };
   });
   all = [...(all.every(({ state }) => state === 'done') ? [] : all), ...added];
   next();
