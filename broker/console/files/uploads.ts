@@ -21,11 +21,9 @@ export interface Upload {
 }
 
 /**
- * All uploads, oldest first. Each upload is changed in place. Otherwise each of thousands of progress reports would
- * copy the array.
+ * All uploads, oldest first. Each upload is changed in place, and the array is replaced soon after, for the pages to
+ * display. Otherwise each of thousands of progress reports would copy the array.
  */
-let all: Upload[] = [];
-/** A copy of `all` for the pages to display. It is replaced soon after each change. */
 export const uploads = signal<readonly Upload[]>([]);
 /**
  * A counter that grows when the last running upload has ended. An open folder then loads its list again at once. While
@@ -60,20 +58,20 @@ export function upload(
     const to = { machine, path: joined(folder, path), replace: replace(chosen) };
     return { ...to, file, state: 'waiting', sent: 0 };
   });
-  all = [...(all.every(({ state }) => state === 'done') ? [] : all), ...added];
+  const before = uploads.value;
+  uploads.value = [...(before.every(({ state }) => state === 'done') ? [] : before), ...added];
   next();
 }
 
 export function cancelUploads(): void {
-  all = all.filter(({ state }) => state === 'done' || state === 'failed');
+  uploads.value = uploads.value.filter(({ state }) => state === 'done' || state === 'failed');
   for (const request of [...running]) request.abort();
   say('Uploads cancelled');
-  show();
 }
 
 /** Sends all failed uploads again. If an upload failed because the file exists, the file is replaced this time. */
 export function retryFailed(): void {
-  for (const one of all) {
+  for (const one of uploads.value) {
     if (one.state !== 'failed') continue;
     one.replace ||= one.exists ?? false;
     Object.assign(one, { state: 'waiting', sent: 0 });
@@ -84,12 +82,11 @@ export function retryFailed(): void {
 }
 
 export function dismissUploads(): void {
-  all = [];
-  show();
+  uploads.value = [];
 }
 
 const show = soon(showMs, () => {
-  uploads.value = [...all];
+  uploads.value = [...uploads.value];
 });
 
 function change(upload: Upload, changes: Partial<Upload>): void {
@@ -99,7 +96,7 @@ function change(upload: Upload, changes: Partial<Upload>): void {
 
 function next(): void {
   while (running.size < atOnce) {
-    const waiting = all.find(({ state }) => state === 'waiting');
+    const waiting = uploads.value.find(({ state }) => state === 'waiting');
     if (!waiting) break;
     send(waiting);
   }
