@@ -1,7 +1,6 @@
 // The list of entries of a folder: opens entries by a click or key, selects several, and has buttons for
 // actions on them.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import type { client } from '../api-client.ts';
 import { bytesText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
 import { Button, ButtonLink, IconButton } from '../parts/button.tsx';
@@ -20,13 +19,14 @@ import {
   goToPath,
   isEditable,
   isFolder,
+  type Listing,
   nameToRead,
 } from './paths.ts';
 import { Permissions, wholeMode } from './permissions-dialog.tsx';
 
 interface EntryListProps {
   machine: string;
-  listing: Awaited<ReturnType<typeof client.files.list>>;
+  listing: Listing;
   reload: () => void;
 }
 

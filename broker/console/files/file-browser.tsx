@@ -14,14 +14,12 @@ import { useData } from '../parts/use-data.ts';
 import { choiceIn, place } from '../router.ts';
 import { EntryList } from './entry-list.tsx';
 import { Names, NewFolder } from './file-dialogs.tsx';
-import { crumbsOf, goToPath, parentOf } from './paths.ts';
+import { crumbsOf, goToPath, type Listing, parentOf } from './paths.ts';
 import { type SearchBy, SearchResults } from './search-results.tsx';
 import { UploadTray } from './upload-tray.tsx';
 import { arrivals, type Chosen, droppedFiles, upload } from './uploads.ts';
 
 const EditFile = later(async () => (await import('../editor/edit-file.tsx')).EditFile);
-
-type Listing = Awaited<ReturnType<typeof client.files.list>>;
 
 const searches = [
   ['name', 'Names'],

@@ -2,7 +2,7 @@
 import type { client } from '../api-client.ts';
 import { setQuery } from '../router.ts';
 
-type Listing = Awaited<ReturnType<typeof client.files.list>>;
+export type Listing = Awaited<ReturnType<typeof client.files.list>>;
 export type FileEntry = Listing['files'][number];
 
 /** Opens a file in the editor, or opens a folder. Opening a folder removes a search from the URL. */
