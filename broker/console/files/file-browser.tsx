@@ -6,7 +6,7 @@ import { Button, IconButton } from '../parts/button.tsx';
 import { CheckField } from '../parts/form.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-component.tsx';
-import { Empty, Failed, Placeholder, Show } from '../parts/loading-failed-or-empty.tsx';
+import { Failed, Placeholder, Show } from '../parts/loading-failed-or-empty.tsx';
 import { SearchField } from '../parts/search-field-in-url.tsx';
 import { Choice, Confirm } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
@@ -34,7 +34,7 @@ const mostAtFirst = 1_000;
  */
 const mostListed = 10_000;
 
-export function Files({ machine, status }: { machine: string; status: string }) {
+export function Files({ machine }: { machine: string }) {
   const { query } = place.value;
   const path = query.get('path') ?? '';
   const editing = query.get('edit');
@@ -53,7 +53,6 @@ export function Files({ machine, status }: { machine: string; status: string }) 
   useEffect(() => {
     if (arrived > 0) listing.reload();
   }, [arrived]);
-  if (status !== 'online' && listing.data === undefined && listing.error !== undefined) return <Offline />;
   if (editing !== null) return <EditFile key={editing} machine={machine} path={editing} />;
   return (
     <div class="files">
@@ -90,14 +89,6 @@ export function Files({ machine, status }: { machine: string; status: string }) 
       )}
       <UploadTray />
     </div>
-  );
-}
-
-function Offline() {
-  return (
-    <Empty icon={icons.folder} title="The machine is offline">
-      <p>Its files can be read when it is online again. Check that it runs and that its agent is started.</p>
-    </Empty>
   );
 }
 

@@ -114,7 +114,7 @@ function Beside({ machine: { status, last_seen, tags } }: { machine: MachineDeta
 function TabBody({ machine, tab, params }: { machine: MachineDetail; tab: string; params: Params }) {
   const { id, status } = machine;
   if (tab === 'terminals') return <Terminals machine={id} item={params.item} status={status} />;
-  if (tab === 'files') return <Files machine={id} status={status} />;
+  if (tab === 'files') return <Files machine={id} />;
   if (tab === 'commands') return <MachineCommands machine={id} />;
   if (tab === 'schedules') return <MachineSchedules machine={id} />;
   if (tab === 'inventory') return <MachineInventory machine={id} status={status} />;
