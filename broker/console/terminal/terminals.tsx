@@ -1,5 +1,5 @@
 // The terminals of a machine: its sessions as tabs, and the emulator of the open one.
-import { useEffect, useRef } from 'preact/hooks';
+import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { relativeText } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
@@ -10,7 +10,7 @@ import { Empty, Placeholder, Show } from '../parts/loading-failed-or-empty.tsx';
 import { useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, to } from '../router.ts';
+import { go, path, to } from '../router.ts';
 import { TerminalView } from './terminal-view.tsx';
 
 type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number];
@@ -36,18 +36,12 @@ export function Terminals({ machine, item, status }: TerminalsProps) {
     [machine, item],
     ({ type, data }) => type.startsWith('session.') && data.machine_id === machine,
   );
-  const left = useRef(false);
-  useEffect(
-    () => () => {
-      left.current = true;
-    },
-    [],
-  );
   const { busy, click: open } = useClick(() =>
     attempt(async () => {
+      const before = path.peek();
       const { session_id } = await client.sessions.create({ machine_id: machine, grace_period: graceMs });
       // On another page, the terminal would take the focus, and what the user types there would go to the shell.
-      if (!left.current) go(to('/machines', machine, 'terminals', session_id));
+      if (path.peek() === before) go(to('/machines', machine, 'terminals', session_id));
     }),
   );
   const first = sessions.data?.find((session) => session.status !== 'DISCONNECTED')?.session_id;
