@@ -14,15 +14,11 @@ export const isFolder = ({ type }: FileEntry): boolean => type === 'directory';
 /** True for a folder itself, but not for a link to a folder. Deleting a folder deletes its content too. */
 export const hasContent = (entry: FileEntry): boolean => isFolder(entry) && entry.link_target === undefined;
 
-/** A path as requests contain it. */
-interface WirePath {
-  path: string;
-  path_encoding?: 'base64';
-}
-
 /** Returns the path of an entry for requests. */
-export const pathOf = ({ path, name_encoding }: FileEntry): WirePath =>
-  name_encoding === undefined ? { path } : { path, path_encoding: name_encoding };
+export const pathOf = ({ path, name_encoding }: FileEntry) => ({
+  path,
+  ...(name_encoding !== undefined && { path_encoding: name_encoding }),
+});
 
 /** Returns the path that an entry gets in a folder, as requests to copy and move contain it. */
 export function destinationIn(folder: string, { name, name_encoding }: FileEntry) {
