@@ -54,12 +54,14 @@ const colors = HighlightStyle.define([
 
 export type CodeEditor = ReturnType<typeof createEditor>;
 
-interface EditorInput {
+export interface EditorInput {
   element: HTMLElement;
   name: string;
   text: string;
   readOnly: boolean;
+  /** Called after each change. */
   onChange: () => void;
+  /** Called when the user saves by a key. */
   onSave: () => void;
 }
 

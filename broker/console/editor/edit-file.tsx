@@ -12,7 +12,7 @@ import { Confirm } from '../parts/small-components.tsx';
 import { say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { guardLeaving, setQuery } from '../router.ts';
-import { type CodeEditor, createEditor } from './code-editor.ts';
+import { type CodeEditor, createEditor, type EditorInput } from './code-editor.ts';
 import { diffOf } from './diff.ts';
 
 /** A version of the file, as it is on the machine. */
@@ -87,24 +87,13 @@ function takeUnsaved({ machine, path }: EditorProps): EditorProps | undefined {
   return kept;
 }
 
-/** Creates the editor in `element`. `onChange` is called after each change, `onSave` when the user saves by a key. */
-function useCodeEditor(
-  { path, text }: Pick<EditorProps, 'path' | 'text'>,
-  onChange: () => void,
-  onSave: () => void,
-) {
+/** Creates the editor in `element`. */
+function useCodeEditor(input: Omit<EditorInput, 'element'>) {
   const element = useRef<HTMLDivElement>(null);
   const editor = useRef<CodeEditor | undefined>(undefined);
   useEffect(() => {
     if (!element.current) return undefined;
-    const opened = createEditor({
-      element: element.current,
-      name: baseOf(path),
-      text,
-      readOnly: !may('files:write'),
-      onChange,
-      onSave,
-    });
+    const opened = createEditor({ element: element.current, ...input });
     editor.current = opened;
     opened.focus();
     return () => opened.close();
@@ -119,11 +108,13 @@ function useEditing(given: EditorProps) {
   const known = useRef(etag);
   const [changed, setChanged] = useState(kept !== undefined);
   const [theirs, setTheirs] = useState<Version | undefined>(undefined);
-  const { element, editor } = useCodeEditor(
-    { path, text },
-    () => setChanged(true),
-    () => void save(),
-  );
+  const { element, editor } = useCodeEditor({
+    name: baseOf(path),
+    text,
+    readOnly: !may('files:write'),
+    onChange: () => setChanged(true),
+    onSave: () => void save(),
+  });
   const saveNow = async (): Promise<void> => {
     const saved = editor.current?.text() ?? text;
     try {
