@@ -11,7 +11,7 @@ import { isDark } from '../theme.ts';
 import { keepAttached, type Mode, type Phase } from './attach.ts';
 import { Participants } from './participants.tsx';
 import { TouchKeys } from './touch-keys.tsx';
-import type { Emulator } from './xterm-setup.ts';
+import { createEmulator, type Emulator } from './xterm-setup.ts';
 
 const phaseTexts = {
   connecting: ['pending', 'connecting'],
@@ -28,27 +28,19 @@ function useTerminal(session: string, mode: Mode) {
   const [emulator, setEmulator] = useState<Emulator | undefined>(undefined);
   const [phase, setPhase] = useState<Phase>({ name: 'connecting' });
   useEffect(() => {
+    if (!element.current) return undefined;
     const stop = new AbortController();
-    let opened: Emulator | undefined;
-    let sizes: ResizeObserver | undefined;
-    const start = async (): Promise<void> => {
-      const { createEmulator } = await import('./xterm-setup.ts');
-      if (stop.signal.aborted || !element.current) return;
-      opened = createEmulator(element.current, isDark());
-      opened.terminal.focus();
-      setEmulator(opened);
-      // Only an operator's window decides the size of the terminal. keepAttached() gives that size to observers.
-      if (mode === 'operator') {
-        sizes = new ResizeObserver(() => opened?.fit());
-        sizes.observe(element.current);
-      }
-      await keepAttached({ session, mode, emulator: opened, signal: stop.signal, onPhase: setPhase });
-    };
-    start().catch(sayError);
+    const opened = createEmulator(element.current, isDark());
+    opened.terminal.focus();
+    setEmulator(opened);
+    const sizes = new ResizeObserver(() => opened.fit());
+    // Only an operator's window decides the size of the terminal. keepAttached() gives that size to observers.
+    if (mode === 'operator') sizes.observe(element.current);
+    keepAttached({ session, mode, emulator: opened, signal: stop.signal, onPhase: setPhase }).catch(sayError);
     return () => {
       stop.abort();
-      sizes?.disconnect();
-      opened?.terminal.dispose();
+      sizes.disconnect();
+      opened.terminal.dispose();
     };
   }, [session, mode]);
   const dark = isDark();

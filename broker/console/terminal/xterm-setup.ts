@@ -1,5 +1,5 @@
-// The terminal emulator (xterm) with search and links, set up for the page's content security policy. It is
-// loaded with the first terminal.
+// The terminal emulator (xterm) with search and links, set up for the page's content security policy. It is loaded
+// with the tab of terminals.
 import { FitAddon } from '@xterm/addon-fit';
 import { SearchAddon } from '@xterm/addon-search';
 import { WebLinksAddon } from '@xterm/addon-web-links';
