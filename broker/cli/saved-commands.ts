@@ -5,7 +5,6 @@ import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { verb } from './declare-verb.ts';
 import { findMachine, findSavedCommand } from './find-by-name.ts';
-import { print } from './print.ts';
 import { type Given, type Item, routeVerb, viewText } from './verb-from-route.ts';
 
 type Creation = Parameters<Farhand['savedCommands']['create']>[0];
@@ -99,7 +98,7 @@ function addRun(saved: Command): void {
       '\nOutput is printed as it comes. With -o json, each line reports output or the end of a command, as farhand exec does.\nCtrl-C cancels the command on all machines.\n',
   } as const;
   verb(saved, 'run <saved-command> [machines...]', spec, async (client, text, machines, options) => {
-    const { machine = [], tags, param: parameters, timeout, concurrency, detach, output } = options;
+    const { machine = [], tags, param: parameters, timeout, concurrency } = options;
     const names = [...machines, ...machine];
     const isNamed = machines.length > 0 || options.machine !== undefined;
     if (isNamed === (tags !== undefined) || (isNamed && names.length === 0))
@@ -112,11 +111,7 @@ function addRun(saved: Command): void {
       ...{ saved_command_id: await findSavedCommand(client, text), wait: 0 },
       ...definedFields({ machine_ids, tags, parameters, ...limits }),
     });
-    if (!detach) process.exitCode = await followBatch(client, asked, output === 'json', true);
-    else {
-      const batch = await asked;
-      await print(output, batch, () => [batch.id]);
-    }
+    process.exitCode = await followBatch(client, asked, options, true);
   });
 }
 

@@ -36,29 +36,33 @@ export async function runOnMany(
   params: one.Params,
   options: one.ExecOptions,
 ): Promise<number> {
-  const { tags, concurrency, maxFailures: max_failures, interactive, detach, output } = options;
+  const { tags, concurrency, maxFailures: max_failures, interactive, detach } = options;
   const stdin = interactive ? await readInput(maxInput, advice) : undefined;
   if (!interactive && !detach && hasInput())
     hint('farhand: standard input is not sent to several machines; add -i to send it');
   const machine_ids = tags ? undefined : await Promise.all(machines.map((text) => findMachine(client, text)));
   const more = definedFields({ machine_ids, tags, concurrency, max_failures, stdin });
   const asked = client.batches.create({ ...params, ...more, wait: 0 });
-  if (!detach) return followBatch(client, asked, output === 'json');
-  const batch = await asked;
-  await print(output, batch, () => [batch.id]);
-  return 0;
+  return followBatch(client, asked, options);
 }
 
 /**
  * Prints the output of all machines until the batch ends. Cancels the batch on Ctrl-C. Returns the exit code: 0 if the
- * command succeeded on all machines. `isSaved`: prints the output of a single machine without its name.
+ * command succeeded on all machines. With --detach, prints only the id of the batch. `isSaved`: prints the output of a
+ * single machine without its name.
  */
 export async function followBatch(
   client: Farhand,
   asked: Promise<Batch>,
-  json: boolean,
+  { detach, output }: Pick<one.ExecOptions, 'detach' | 'output'>,
   isSaved = false,
 ): Promise<number> {
+  if (detach) {
+    const batch = await asked;
+    await print(output, batch, () => [batch.id]);
+    return 0;
+  }
+  const json = output === 'json';
   // A signal may arrive while the batch runs already, but before its id. The batch is then cancelled later.
   const stop = one.cancelOnSignals(async () => client.batches.cancel({ batch_id: (await asked).id }));
   try {
