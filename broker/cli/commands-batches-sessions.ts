@@ -125,6 +125,8 @@ export function addSessions(program: Command): void {
     examples: ['farhand sessions attach sess_… --observe'],
     flags: { '--observe': 'only watch: send no input' },
     interactive: true,
+    // As for farhand shell, the WebSocket must be closed even over a dead connection.
+    isSlow: true,
   } as const;
   verb(sessions, 'attach <session>', attach, async (client, session, { observe = false }) => {
     process.exitCode = await (await import('./shell.ts')).showSession(client, session, observe);

@@ -253,16 +253,23 @@ describe('through pipes, farhand shell', () => {
   });
 });
 
-test('farhand shell ends on a signal over a connection that no longer answers', async () => {
-  const { system } = await startScene();
-  const proxy = await startProxy(new URL(system.url).host);
-  const line = createLine({ ...system, url: `http://${proxy.address}` });
-  const running = line.start('shell', ['web-1'], { input: open });
-  await running.says(/[$#] $/);
-  proxy.stall();
-  running.child.kill('SIGTERM');
-  expect((await running.ended).code).toBe(143);
-});
+test.each(['shell --session', 'sessions attach'])(
+  'farhand %s ends on a signal over a connection that no longer answers',
+  async (verb) => {
+    const { system, agent } = await startScene();
+    const { session_id } = await system.client.sessions.create({
+      machine_id: agent.machineId,
+      shell: '/bin/sh',
+    });
+    const proxy = await startProxy(new URL(system.url).host);
+    const line = createLine({ ...system, url: `http://${proxy.address}` });
+    const running = line.start(verb, [session_id], { input: open });
+    await running.says(/[$#] $/);
+    proxy.stall();
+    running.child.kill('SIGTERM');
+    expect((await running.ended).code).toBe(143);
+  },
+);
 
 // ---- farhand shell in a terminal
 
