@@ -21,7 +21,7 @@ const escapes = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b
 const controls = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]/g;
 
 /** Returns the text without colours and other control sequences of terminals. */
-export const readable = (text: string): string =>
+const readable = (text: string): string =>
   text.replaceAll(escapes, '').replaceAll('\r\n', '\n').replaceAll(controls, '');
 
 /** Returns why a command has no outcome, or else the last line of its output. Standard error comes first. */
