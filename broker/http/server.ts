@@ -16,6 +16,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { logAcceptErrors } from '../connection-limiter.ts';
+import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { Client } from '../request-checks/authenticate.ts';
 import { publicError } from '../request-checks/public-error.ts';
 import {
@@ -149,18 +150,13 @@ export function beginKeyedFirst(
   handle: (request: IncomingMessage, response: ServerResponse) => Promise<void>,
   hasKey: (request: IncomingMessage) => boolean,
 ): (request: IncomingMessage, response: ServerResponse) => void {
-  const waiting: (() => void)[] = [];
-  const turn = (): void => {
-    const some = waiting.splice(0, keylessPerTurn);
-    if (waiting.length > 0) setImmediate(turn);
-    for (const begin of some) begin();
-  };
+  const keyless = new TurnLimit(keylessPerTurn);
   return (request, response) => {
     const begin = (): void => {
       if (!request.socket.destroyed) void handle(request, response);
     };
     if (hasKey(request)) begin();
-    else if (waiting.push(begin) === 1) setImmediate(turn);
+    else void keyless.enter().then(begin);
   };
 }
 
