@@ -59,6 +59,9 @@ export function iso(ms: number = now()): string {
   return new Date(ms).toISOString();
 }
 
+/** Converts a stored time to ISO 8601 in UTC; null stays null. */
+export const isoOrNull = (ms: number | null): string | null => (ms === null ? null : iso(ms));
+
 /** Calls `run` every `ms` milliseconds. Returns a function that stops the calls. */
 export function every(ms: number, run: () => void): () => void {
   let cancel = after(ms, tick);

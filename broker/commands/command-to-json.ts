@@ -1,6 +1,6 @@
 // Converts commands and batches from the broker's records to the JSON of the REST API.
 import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
-import { iso } from '../../shared/clock.ts';
+import { iso, isoOrNull } from '../../shared/clock.ts';
 import type { Batch, Command, CommandRecord, Tally } from './command-record.ts';
 
 /**
@@ -34,8 +34,8 @@ export function serialize(command: Command): CommandRecord {
     stderr_truncated: command.stderr.length < command.stderr_bytes,
     duration: durationOf(command),
     created_at: iso(command.created_at),
-    started_at: started_at === null ? null : iso(started_at),
-    finished_at: finished_at === null ? null : iso(finished_at),
+    started_at: isoOrNull(started_at),
+    finished_at: isoOrNull(finished_at),
     queued_until: queue_until === null || status !== 'queued' ? null : iso(queue_until),
   };
 }

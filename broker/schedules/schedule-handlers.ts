@@ -2,7 +2,7 @@
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
-import { iso, now } from '../../shared/clock.ts';
+import { iso, isoOrNull, now } from '../../shared/clock.ts';
 import { setsNothing } from '../../shared/defined-fields.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -309,9 +309,9 @@ export class Schedules {
       const reason = run.duration === 0 && !command?.started_at ? run.reason : undefined;
       return {
         ...run,
-        scheduled_for: run.scheduled_for === null ? null : iso(run.scheduled_for),
+        scheduled_for: isoOrNull(run.scheduled_for),
         started_at: began ?? iso(run.started_at),
-        finished_at: run.finished_at === null ? null : iso(run.finished_at),
+        finished_at: isoOrNull(run.finished_at),
         stdout: command?.stdout ?? '',
         stderr: reason ?? command?.stderr ?? '',
       };

@@ -3,7 +3,7 @@ import { hash } from 'node:crypto';
 import type { Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, SessionId } from '../../shared/api/shared-schemas.ts';
 import { sessions as routes } from '../../shared/api/terminal-sessions.ts';
-import { after, iso, now } from '../../shared/clock.ts';
+import { after, iso, isoOrNull, now } from '../../shared/clock.ts';
 import { openTerminals } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId, newId, newSecret } from '../../shared/ids-and-secrets.ts';
@@ -294,10 +294,10 @@ export class Sessions {
       ...record,
       session_id: record.id,
       created_at: iso(record.created_at),
-      connected_at: time(record.connected_at),
-      last_heartbeat_at: time(live ?? record.last_heartbeat_at),
-      grace_period_started_at: time(record.grace_period_started_at),
-      ended_at: time(record.ended_at),
+      connected_at: isoOrNull(record.connected_at),
+      last_heartbeat_at: isoOrNull(live ?? record.last_heartbeat_at),
+      grace_period_started_at: isoOrNull(record.grace_period_started_at),
+      ended_at: isoOrNull(record.ended_at),
       attached_count: open?.clients.size ?? 0,
     };
   }
@@ -324,7 +324,3 @@ export class Sessions {
 }
 
 const hashOf = (ticket: string): string => hash('sha256', ticket);
-
-function time(ms: number | null): string | null {
-  return ms === null ? null : iso(ms);
-}

@@ -3,7 +3,7 @@
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { upgrades as routes } from '../../shared/api/upgrades.ts';
-import { iso, now } from '../../shared/clock.ts';
+import { iso, isoOrNull, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids-and-secrets.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -14,7 +14,7 @@ import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../
 import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { Rollout } from './upgrade-in-waves.ts';
 import type { UpgradeServices } from './upgrade-one-machine.ts';
-import { inOtherUpgrade, textOf, UpgradeRecords, upgradeToJson } from './upgrade-records.ts';
+import { inOtherUpgrade, UpgradeRecords, upgradeToJson } from './upgrade-records.ts';
 import {
   type Member,
   memberColumns,
@@ -134,8 +134,8 @@ export class Upgrades {
       wave: seesWaves ? member.wave : null,
       machine_name: this.#services.state.machines.get(member.machine_id)?.name ?? '',
       created_at: iso(member.created_at),
-      started_at: textOf(member.started_at),
-      finished_at: textOf(member.finished_at),
+      started_at: isoOrNull(member.started_at),
+      finished_at: isoOrNull(member.finished_at),
     };
   }
 

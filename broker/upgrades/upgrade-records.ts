@@ -2,7 +2,7 @@
 import type { EventType } from '../../shared/api/events.ts';
 import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
-import { iso, now } from '../../shared/clock.ts';
+import { iso, isoOrNull, now } from '../../shared/clock.ts';
 import type { Events } from '../event-log.ts';
 import { notFound } from '../find-or-not-found.ts';
 import { type History, type HistoryTransaction, textIn } from '../history/history-database.ts';
@@ -333,12 +333,10 @@ export function upgradeToJson(
     ...upgrade,
     current_wave: seesWaves ? current_wave : null,
     waves: seesWaves ? waves : null,
-    next_wave_at: seesWaves ? textOf(next_wave_at) : null,
+    next_wave_at: seesWaves ? isoOrNull(next_wave_at) : null,
     total: totalOf(counts),
     counts,
     created_at: iso(created_at),
-    finished_at: textOf(finished_at),
+    finished_at: isoOrNull(finished_at),
   };
 }
-
-export const textOf = (at: number | null): string | null => (at === null ? null : iso(at));
