@@ -161,7 +161,7 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
  * Returns the home directory. Returns `/` if the home directory cannot be entered, as is common for service accounts.
  */
 function homeOrRoot({ home }: Account): Promise<string> {
-  // The final "/." makes access(2) fail for a file. One system call is half as slow as badDirectory(), which needs two.
+  // The final "/." makes access(2) fail for a file. badDirectory() needs two system calls, and takes twice as long.
   return access(`${home}/.`, constants.X_OK).then(
     () => home,
     () => '/',
