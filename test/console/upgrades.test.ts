@@ -29,6 +29,22 @@ browserTest(
   },
 );
 
+browserTest('the form says how many machines it has not checked', async () => {
+  const system = await startWithConsole();
+  const { page, faults, open } = await newLogin(system);
+  const upgrade = { possible: false, reason: 'not_supported', message: 'it cannot replace itself' };
+  await page.route('**/api/v1/machines?*tags=web*', (route) => {
+    const data = [{ id: 'mach_1', name: 'web-1', upgrade }];
+    return route.fulfill({ json: { data, meta: { total: 150, limit: 100, offset: 0, has_more: true } } });
+  });
+  await open('/upgrades/new');
+  await page.getByRole('button', { name: 'Tags' }).click();
+  await page.getByLabel('Tags', { exact: true }).fill('web');
+  await page.getByText('0 of 1 can be upgraded').waitFor();
+  await page.getByText('Not checked: 149').waitFor();
+  expect(faults).toEqual([]);
+});
+
 browserTest('the progress of each machine appears by itself, and the rest is cancelled', async () => {
   const system = await startUpgradeSystem({ tuning: { console: inject('consoleFolder') } });
   await system.upload('9.0.0');

@@ -5,6 +5,7 @@ import * as icons from '../parts/icons.ts';
 import { Ago } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
+import { clock } from '../timers.ts';
 import type { Window } from './maintenance-windows.tsx';
 
 interface MachineNoticesProps {
@@ -26,6 +27,7 @@ export function MachineNotices({ machine: { id, tags } }: MachineNoticesProps) {
   );
   const covers = ({ active_until, machine_ids, tags: its }: Window): boolean =>
     active_until !== null &&
+    Date.parse(active_until) > clock.value &&
     ((machine_ids === null && its === null) ||
       machine_ids?.includes(id) === true ||
       its?.some((tag) => tags.includes(tag)) === true);

@@ -97,7 +97,7 @@ function timesOf({ starts_at, ends_at, cron, timezone, duration }: Window) {
 }
 
 function WindowState({ window: { ends_at, active_until, next_start } }: { window: Window }) {
-  if (active_until !== null)
+  if (active_until !== null && Date.parse(active_until) > clock.value)
     return (
       <>
         <State of="running" text="now" />{' '}

@@ -112,7 +112,10 @@ function PlanFields({ bind }: Editing<Plan>) {
 /** Maximum number of machines that are checked before the upgrade begins. */
 const mostRead = 100;
 
-/** Displays how many of the machines can be upgraded to the broker's version, and why the others cannot. */
+/**
+ * Displays how many of the machines can be upgraded to the broker's version, and why the others cannot. Checks the first
+ * `mostRead` machines by name.
+ */
 function Possible({ by, tags }: { by: Targets['by']; tags: readonly string[] }) {
   const names = tags.join(',');
   const ids = [...selected.value];
@@ -126,12 +129,18 @@ function Possible({ by, tags }: { by: Targets['by']; tags: readonly string[] }) 
   );
   const found = data?.items.filter(({ id }) => by === 'tags' || ids.includes(id)) ?? [];
   const refused = found.filter(({ upgrade }) => upgrade?.possible === false);
-  if (found.length === 0) return null;
+  if (!data) return null;
+  const unchecked = (by === 'tags' ? data.total : ids.length) - found.length;
   return (
     <div role="status">
-      <p>
-        {found.length - refused.length} of {found.length} can be upgraded to the version of the broker now.
-      </p>
+      {found.length > 0 && (
+        <p>
+          {found.length - refused.length} of {found.length} can be upgraded to the version of the broker now.
+        </p>
+      )}
+      {unchecked > 0 && (
+        <p>Not checked: {unchecked.toLocaleString()}. The upgrade checks all machines when it begins.</p>
+      )}
       {refused.length > 0 && (
         <ul class="hint">
           {refused.map(({ id, name, upgrade }) => (
