@@ -353,7 +353,7 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   /**
-   * Brings forward waiting deliveries of these receivers, so that none is due later than `ms` milliseconds from now.
+   * Limits the due times of these receivers' waiting deliveries: none is due later than `ms` milliseconds from now.
    * Never rejects.
    */
   async #limitDue(ids: readonly string[], ms: number): Promise<void> {
