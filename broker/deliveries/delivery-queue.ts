@@ -59,6 +59,8 @@ export interface RetrySettings {
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
+/** After a start of the broker, its queues start at random times, on average this many milliseconds apart. */
+const startGapMs = 10;
 const sweepStep = 500;
 const stopMs = 2_000;
 /**
@@ -111,7 +113,8 @@ export class DeliveryQueue<R extends Receiver> {
     // delay (#waitAfter()).
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     await this.#limitDue(left, longest);
-    for (const id of left) this.reread(id);
+    for (const id of left)
+      this.#queueOf(id).cancelTimer = after(Math.random() * startGapMs * left.length, () => this.reread(id));
   }
 
   /** Makes a queue check for due deliveries. */
