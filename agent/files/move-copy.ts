@@ -142,7 +142,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   const before = await stateBelow(from.at, stats, leaveOut);
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());
-  await withdraw(transfer, leaving.content(), before).catch(async (error: unknown) => {
+  await withdraw(transfer, leaving, before).catch(async (error: unknown) => {
     // The source could not be removed, so the copy is removed again. A copy that has replaced another file stays.
     if (!to.found && (await fs.isStill(to.at, identity))) {
       using copy = await fs.pin(to.at);
@@ -172,9 +172,15 @@ async function publish(transfer: Transfer, content: fs.Confined): Promise<string
 
 /**
  * Moves the source atomically into a private directory, which the caller removes with its content. If the source has
- * changed since the copy began, moves it back, or to a new name if its name is taken, and throws `conflict`.
+ * changed since the copy began, moves it back, or to a new name if its name is taken, and throws `conflict`. If that
+ * fails too, the source stays in the private directory, which is kept.
  */
-async function withdraw({ from, stats, source }: Transfer, away: fs.Confined, before: string): Promise<void> {
+async function withdraw(
+  { from, stats, source }: Transfer,
+  leaving: PrivateDirectory,
+  before: string,
+): Promise<void> {
+  const away = leaving.content();
   await fs.rename(from.at, away);
   const now = await fs.lstat(away);
   const same =
@@ -186,15 +192,13 @@ async function withdraw({ from, stats, source }: Transfer, away: fs.Confined, be
   // again, the source gets a new name outside the private directory, which the caller removes.
   const isFree = (await fs.lookAt(from.at)) === undefined;
   const back = (to: fs.Confined) => fs.rename(away, to).then(() => true);
-  if (isFree && (await back(from.at).catch(() => false)))
-    throw fault('conflict', source.path, 'changed while it was moved; try again');
+  const changed = (what: string) => fault('conflict', source.path, `changed while it was moved; ${what}`);
+  if (isFree && (await back(from.at).catch(() => false))) throw changed('try again');
   const kept = `farhand-kept-${randomUUID()}`;
-  await back(fs.child(from.directory, kept));
-  throw fault(
-    'conflict',
-    source.path,
-    `changed while it was moved; it is now named ${kept}, because another program created a new one`,
-  );
+  if (await back(fs.child(from.directory, kept)).catch(() => false))
+    throw changed(`it is now named ${kept}, because another program created a new one`);
+  const path = toText(await leaving.keep());
+  throw changed(`it could not be moved back, and is now ${path}/content`);
 }
 
 /** Returns a hash of the names, inodes and change times below a directory. */

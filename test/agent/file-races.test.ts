@@ -63,13 +63,14 @@ const outcome = (work: Promise<unknown>): Promise<string> =>
     (error) => error.code,
   );
 
-/** Starts a program that makes one move as another user, and prints how it ended. */
-function moveAs(uid: number, source: string, destination: string) {
+/** Starts a program that makes one move as another user, and prints how it ended. `before` is run first. */
+function moveAs(uid: number, source: string, destination: string, before = '') {
   const data = join(disk.base, 'their-data');
-  mkdirSync(data);
+  mkdirSync(data, { recursive: true });
   chmodSync(data, 0o777);
   return disk.program(
-    `const files = await createFiles({ roots: ${json([disk.root, disk.second || disk.root])}, home: '/', forbidden: [],
+    `${before}
+    const files = await createFiles({ roots: ${json([disk.root, disk.second || disk.root])}, home: '/', forbidden: [],
       directory: ${json(data)}, log: createLogger('x', 'silent') });
     const request = { source: Buffer.from(${json(source)}), destination: Buffer.from(${json(destination)}), overwrite: false };
     await files.moveFile(request, { signal: new AbortController().signal })
@@ -157,6 +158,41 @@ test.runIf(otherDisk)(
     const [kept = ''] = readdirSync(disk.root).filter((name) => name.startsWith('farhand-kept-'));
     expect([readdirSync(path('dir')), readdirSync(disk.second)]).toEqual([['other'], []]);
     expect([readdirSync(path(kept)).length, readFileSync(path(kept, 'new'), 'utf8')]).toEqual([3_001, 'x']);
+  },
+);
+
+test.runIf(isRoot && otherDisk)(
+  'a directory that cannot be moved back at all stays in the temporary directory, which is kept',
+  async () => {
+    const target = mkdtempSync(join(disk.second, 'to-'));
+    for (const directory of [disk.second, target]) chmodSync(directory, 0o777);
+    mkdirSync(path('from/dir'), { recursive: true });
+    chmodSync(path('from'), 0o777);
+    for (let n = 0; n < 3_000; n += 1) {
+      writeFileSync(path(`from/dir/${n}`), '');
+      chownSync(path(`from/dir/${n}`), stranger, stranger);
+    }
+    for (const directory of ['from', 'from/dir']) chownSync(path(directory), stranger, stranger);
+    // Once the directory has moved away, no name in its parent can change.
+    const lockParent = `const parent = ${json(path('from'))};
+    const watcher = fs.watch(parent, { persistent: false }, () => {
+      if (fs.existsSync(parent + '/dir')) return;
+      watcher.close();
+      fs.chmodSync(parent, 0o555);
+    });`;
+    const child = moveAs(stranger, path('from/dir'), join(target, 'dir'), lockParent);
+    const exited = once(child, 'exit');
+    await waitFor(() => expect(tree(target).length).toBeGreaterThan(100), { interval: 1 });
+    writeFileSync(path('from/dir/new'), 'x');
+    await printed(child, 'conflict');
+    await exited;
+    chmodSync(path('from'), 0o777);
+    const [kept = ''] = readdirSync(path('from'));
+    expect(readFileSync(path('from', kept, 'content/new'), 'utf8')).toBe('x');
+    expect(readdirSync(target)).toEqual([]);
+    // The next start of the agent does not remove it either.
+    await printed(moveAs(stranger, path('from/none'), join(target, 'none')), 'not_found');
+    expect(readdirSync(path('from', kept, 'content')).length).toBe(3_001);
   },
 );
 

@@ -4,12 +4,13 @@ import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { clear } from '../clear-directory.ts';
 import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/confined-fs.ts';
-import { fault, toText } from '../confine/parse-request-path.ts';
+import { type Bytes, fault, toText } from '../confine/parse-request-path.ts';
 import { type Journal, markOf, type TemporaryName } from './temporary-files-journal.ts';
 
 export class PrivateDirectory implements AsyncDisposable {
   readonly #name: TemporaryName;
   readonly #pinned: Pinned;
+  #isKept = false;
 
   private constructor(name: TemporaryName, pinned: Pinned) {
     this.#name = name;
@@ -33,8 +34,16 @@ export class PrivateDirectory implements AsyncDisposable {
     return child(this.#pinned.at, name);
   }
 
+  /** Leaves the directory with its content on the disk, and returns its path. */
+  async keep(): Promise<Bytes> {
+    this.#isKept = true;
+    await this.#name.keep();
+    return this.#name.path;
+  }
+
   async [Symbol.asyncDispose](): Promise<void> {
     using pinned = this.#pinned;
+    if (this.#isKept) return;
     const never = new AbortController().signal;
     await this.#name.release(() => clear(pinned.at, undefined, { path: this.#name.path, signal: never }));
   }

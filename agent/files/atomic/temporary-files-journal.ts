@@ -46,6 +46,8 @@ export interface TemporaryName {
    * start tries again.
    */
   release(empty?: () => Promise<void>): Promise<void>;
+  /** Leaves the file or directory on the disk. From now on it is an ordinary file. */
+  keep(): Promise<void>;
 }
 
 export class Journal {
@@ -108,6 +110,7 @@ export class Journal {
           this.#log.warn({ err: error, path: toText(path) }, notRemoved);
         }
       },
+      keep: () => this.#remove(path),
     };
   }
 
