@@ -70,7 +70,6 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
   const outputs = join(directory, 'output');
   const pipes = join(directory, 'pipes');
   const recovered = await recover(parts, outputs, pipes);
-  await spawners.ready();
   const names = await PipeNames.open(pipes);
   const maker = loadPtyMaker();
   const commands = new Commands({ ...parts, outputs, names, mayRunAs }, recovered);

@@ -40,13 +40,11 @@ export class PipeNames {
   #made = 0;
   #refill: Promise<void> | undefined;
 
-  /** Removes the directory that an earlier run of the agent has left. Creates it again, with the first pipes. */
+  /** Removes the directory that an earlier run of the agent has left, and creates it again. */
   static async open(directory: string): Promise<PipeNames> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
-    const names = new PipeNames(directory);
-    await names.#more();
-    return names;
+    return new PipeNames(directory);
   }
 
   private constructor(directory: string) {

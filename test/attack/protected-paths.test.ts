@@ -417,6 +417,8 @@ describe('files of the kernel about the agent', () => {
   test('cannot be opened: memory, environment, arguments and open files, also of its threads and its spawner', async () => {
     const ground = await createProtectedFiles();
     const { system, machineId, folder, data } = ground;
+    // The first command starts the spawner.
+    await system.client.commands.create({ machine_id: machineId, command: 'true' });
     const tid = readdirSync('/proc/self/task').find((one) => Number(one) !== process.pid) ?? '';
     const fd = openSync(data, 'r');
     onTestFinished(() => closeSync(fd));

@@ -37,6 +37,8 @@ async function open(more: { lateMs?: number } = {}): Promise<void> {
   const limits = { stopGraceMs: 50, killForMs: 2000, ...more };
   processes = await startProcesses({ directory: join(home, 'agent'), log, mayRunAs: true, limits });
   started.push(processes);
+  // The first command starts the spawner.
+  await end(start('true'));
 }
 
 function call(signal: AbortSignal = new AbortController().signal): AgentCall {
@@ -172,15 +174,26 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       });
   });
 
-  test('a spawner that cannot start makes the start of the agent fail with a clear error', async () => {
+  test('a command whose spawner cannot start fails with a clear error, and the next command works', async () => {
+    process.kill(await spawnerPid(), 'SIGKILL');
+    await waitFor(async () => expect(await spawners(processes.journalId)).toEqual([]));
     const node = vi.spyOn(process, 'execPath', 'get').mockReturnValue('/nonexistent');
     try {
-      await expect(
-        startProcesses({ directory: join(home, 'other'), log, mayRunAs: true }),
-      ).rejects.toMatchObject({ code: 'unavailable', message: /spawner/ });
+      expect(await result({ command: 'true' })).toMatchObject({
+        outcome: 'PROCESS_OUTCOME_NOT_STARTED',
+        reason: expect.stringContaining('spawner'),
+      });
     } finally {
       node.mockRestore();
     }
+    expect(await result({ command: 'true' })).toMatchObject({ exit_code: 0 });
+  });
+
+  test('an agent has no spawner before its first command', async () => {
+    await processes.stop();
+    const other = await startProcesses({ directory: join(home, 'agent'), log, mayRunAs: true });
+    started.push(other);
+    expect(await spawners(other.journalId)).toEqual([]);
   });
 
   test('no spawner starts while the agent has no free file descriptors, and the agent goes on', async () => {
@@ -367,6 +380,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const path = await writeAgentProgram(
       home,
       `const start = (command, id) => processes.startProcess({ id, spec: { ...spec, command } }, call).next();
+      for await (const _ of processes.startProcess({ id: 'cmd_first', spec: { ...spec, command: 'true' } }, call));
       ${body}
       console.log(processes.journalId);`,
     );
