@@ -10,7 +10,7 @@ import { follow } from './follow-output.ts';
 import { signalGroup } from './kill-tree.ts';
 import { plan } from './launch-plan.ts';
 import type { Exit } from './process-journal.ts';
-import { ProcessTable, Tracked } from './process-registry.ts';
+import { ProcessRegistry, Tracked } from './process-registry.ts';
 import type { Parts, Prepared } from './running-process.ts';
 import { type Input, Piped, type PipeNames } from './stdin-stdout-pipes.ts';
 
@@ -52,7 +52,7 @@ const fromStart = { stdout: 0, stderr: 0 };
 
 type CommandMethods = Pick<AgentMethods, 'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess'>;
 
-export class Commands extends ProcessTable<Command, CommandParts> {
+export class Commands extends ProcessRegistry<Command, CommandParts> {
   constructor(parts: CommandParts, recovered: ReadonlyMap<string, Recovered>) {
     super(parts, { name: 'command', notFound: 'command_not_found', limit: parts.limits.open });
     this.restore([...recovered].map(([id, stored]) => new Command(id, parts, stored)));

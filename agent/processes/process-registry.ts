@@ -89,7 +89,7 @@ async function closeUnused(stdio: Stdio): Promise<void> {
   stdio.close();
 }
 
-export abstract class ProcessTable<T extends Tracked, P extends Parts> {
+export abstract class ProcessRegistry<T extends Tracked, P extends Parts> {
   protected readonly parts: P;
   readonly #kind: Kind;
   readonly #entries = new Map<string, T>();

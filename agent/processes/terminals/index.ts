@@ -8,7 +8,7 @@ import { type AgentMethods, gaveUp } from '../../../shared/agent-rpcs.ts';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
 import { leaving, startedEvent } from '../follow-output.ts';
 import { terminalPlan } from '../launch-plan.ts';
-import { ProcessTable } from '../process-registry.ts';
+import { ProcessRegistry } from '../process-registry.ts';
 import type { Parts, Prepared } from '../running-process.ts';
 import { checkedSize, Pty, type PtyMaker } from './pty.ts';
 import { type Client, Terminal } from './terminal.ts';
@@ -22,7 +22,7 @@ type Events = AsyncIterable<{ event: TerminalEvent }>;
 
 type TerminalMethods = Pick<AgentMethods, 'openTerminal' | 'keepTerminal' | 'attachTerminal'>;
 
-export class Terminals extends ProcessTable<Terminal, TerminalParts> {
+export class Terminals extends ProcessRegistry<Terminal, TerminalParts> {
   constructor(parts: TerminalParts) {
     super(parts, { name: 'terminal', notFound: 'session_not_found', limit: parts.limits.terminals });
     const earlier = [...parts.journal.entries].filter(([, { terminal }]) => terminal);
