@@ -81,7 +81,7 @@ const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
 /** Milliseconds that the connection loop may be late, as on a busy machine, before the agent counts as hung. */
-const patienceMs = 60_000;
+const longestDelayMs = 60_000;
 const farewellMs = 1_000;
 
 /**
@@ -93,7 +93,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
   controlFlow('client');
   const wait = backoff();
   while (!signal.aborted) {
-    options.onProgress(patienceMs);
+    options.onProgress(longestDelayMs);
     const broker = options.brokers.next();
     const line = new Dial(broker, options.identity.caCertificate);
     let failure: unknown;
@@ -104,7 +104,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
         failure = error;
       });
     const ms = (await ended.finally(() => line.close())) ?? wait.next();
-    options.onProgress(ms + patienceMs);
+    options.onProgress(ms + longestDelayMs);
     if (!signal.aborted) logRetry(options.log, broker, Math.round(ms), failure);
     await sleep(ms, signal);
   }
@@ -159,7 +159,7 @@ class Connection {
     try {
       for await (const message of this.#control as AsyncIterable<ConnectResponse__Output>) {
         this.#heardAt = monotonic();
-        this.#options.onProgress(this.#silenceMs + patienceMs);
+        this.#options.onProgress(this.#silenceMs + longestDelayMs);
         const retryMs = await this.#take(message);
         if (retryMs !== undefined) return retryMs;
       }
