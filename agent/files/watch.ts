@@ -62,8 +62,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * One function per watch, which reports an overflow (missed changes) to the client of the watch. #mark() calls all of
- * them when the kernel's event queue may have overflowed, because Node does not report this.
+ * One function per watch, which reports an overflow (missed changes) to the client of the watch. countEvent() calls
+ * all of them when the kernel's event queue may have overflowed, because Node does not report this.
  */
 const overflows = new Set<() => void>();
 

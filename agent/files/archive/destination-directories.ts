@@ -82,7 +82,7 @@ export class Tree implements Disposable {
     return path === '' ? this.#path : `${this.#path}/${path}`;
   }
 
-  /** True if too many directories are open. The caller must then finish the files that it writes and call dispose(). */
+  /** True if too many directories are open. The caller must then finish its files and call [Symbol.dispose](). */
   get full(): boolean {
     return this.#open.size > mostHeld;
   }
@@ -111,7 +111,8 @@ export class Tree implements Disposable {
 
   /**
    * Opens or creates a directory that has an entry in the archive. A created directory gets the mode of the entry now,
-   * and the time in finish(). A directory that existed before the extraction retains its own mode.
+   * with all permissions for its owner added, so that the agent can write to it. finish() sets the exact mode and the
+   * time. A directory that existed before the extraction retains its own mode.
    */
   async describe(path: Bytes, attributes: Attributes): Promise<void> {
     const directory = await this.directory(path, true, attributes.mode);

@@ -1,5 +1,6 @@
-// Wraps node:fs so that it takes only confined paths. No other file that serves file requests may import
-// node:fs (checked by test/architecture.test.ts).
+// Wraps node:fs so that it takes only confined paths. In agent/files, only this folder and two modules may import
+// node:fs: users-groups and temporary-files-journal, whose paths never come from a request. test/architecture.test.ts
+// checks this.
 import * as callbacks from 'node:fs';
 import { type BigIntStats, type Dirent, type FSWatcher, readFileSync } from 'node:fs';
 import * as fs from 'node:fs/promises';
