@@ -16,8 +16,8 @@ import { type Step, walk } from './confine/walk-tree.ts';
 
 const bufferBytes = 1024 * 1024;
 /**
- * Maximum number of flushes at the same time. Each blocks one of the four threads of Node's thread pool, so one thread
- * stays free.
+ * Maximum number of flushes of one copy at the same time. Each blocks one of the four threads of Node's thread pool, so
+ * a single copy leaves one thread free.
  */
 const mostFlushing = 3;
 
