@@ -19,7 +19,7 @@ import type { CommandContext } from './shared-by-open-commands.ts';
 const mostDecisions = 32;
 /** Milliseconds until the scheduler tries again after an error. */
 const retryMs = 1_000;
-/** A dispatched command counts as lost if its machine has been offline for this many milliseconds. */
+/** A command that was sent to its machine counts as lost if the machine is offline for this many milliseconds. */
 const noReportMs = 24 * 3_600_000;
 const silenceCheckMs = 3_600_000;
 

@@ -27,7 +27,7 @@ import {
   columns,
   countedCommands,
   dropFiles,
-  ended,
+  endedWithFiles,
   fromRow,
   lineIn,
   rowOf,
@@ -113,7 +113,7 @@ export class CommandStore {
     await store.#claimFiles();
     const here = store.#filesAreHere;
     const stored = await history.get(
-      `SELECT coalesce(sum(kept_bytes), 0) AS n FROM commands WHERE ${ended} AND ${here}`,
+      `SELECT coalesce(sum(kept_bytes), 0) AS n FROM commands WHERE ${endedWithFiles} AND ${here}`,
     );
     store.#storedBytes = Number(stored?.n);
     const removed = (rows: Row[]): void => {
@@ -241,7 +241,7 @@ export class CommandStore {
    */
   async whereIs(id: string): Promise<{ machine: MachineId; directory?: string } | undefined> {
     const row = await this.history.get(
-      `SELECT machine_id, CASE WHEN ${ended} THEN output_directory END AS directory FROM commands WHERE id = ?`,
+      `SELECT machine_id, CASE WHEN ${endedWithFiles} THEN output_directory END AS directory FROM commands WHERE id = ?`,
       id,
     );
     if (!row) return undefined;
@@ -289,7 +289,7 @@ export class CommandStore {
   async #claimFiles(): Promise<void> {
     const { history, cluster } = this.#services;
     if (!cluster) return;
-    const claim = `UPDATE commands SET output_directory = ? WHERE ${ended} AND output_directory IS NULL
+    const claim = `UPDATE commands SET output_directory = ? WHERE ${endedWithFiles} AND output_directory IS NULL
       AND id IN (SELECT value FROM json_each(?))`;
     const ids = JSON.stringify(await this.#outputs.ids());
     await history.write((transaction) => transaction.run(claim, cluster.directoryId, ids));
@@ -324,7 +324,7 @@ export class CommandStore {
   }
 
   async #dropOldest(): Promise<void> {
-    const oldest = `SELECT id, kept_bytes FROM commands WHERE ${ended} AND ${this.#filesAreHere} ORDER BY finished_at LIMIT 1`;
+    const oldest = `SELECT id, kept_bytes FROM commands WHERE ${endedWithFiles} AND ${this.#filesAreHere} ORDER BY finished_at LIMIT 1`;
     while (this.#storedBytes > this.#keepBytes) {
       // The row is read inside the transaction. Otherwise it could be deleted for its age at the same time, and its
       // bytes would be subtracted twice.

@@ -81,7 +81,8 @@ export const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stderr_start = stderr_bytes - coalesce((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
   WHERE id = ?`;
 
-export const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
+/** SQL condition for ended commands that have output files. */
+export const endedWithFiles = 'kept_bytes > 0 AND finished_at IS NOT NULL';
 
 /** Converts a command to a row. The command line of a member of a batch is in the row of the batch. */
 export function rowOf({ command, args, stdout, stderr, cancel, ...rest }: Command) {

@@ -265,8 +265,8 @@ export class OpenCommand {
   }
 
   /**
-   * Handles a failed call to the agent. Returns an end if the agent refused the command because too many commands run
-   * there.
+   * Handles a failed call to the agent. Returns an end if the agent could not take the command now, for example because
+   * too many commands run there. The command then never ran, so it may be queued again.
    */
   async #handleFailure(error: unknown, starting: boolean): Promise<End | undefined> {
     if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;
