@@ -244,7 +244,7 @@ export class MachineFacts {
     this.#unsaved.add(machineId);
     // Unchanged facts wait for the next regular write. After a restart of the broker, all machines reconnect at once.
     // One commit for each of them would then take longer than all other work.
-    if (before && isDeepStrictEqual(declaredIn(before), declaredIn(facts))) return;
+    if (before && isDeepStrictEqual(factsWithoutReport(before), factsWithoutReport(facts))) return;
     await this.#history.write((transaction) => this.#save(machineId, transaction));
   }
 
@@ -387,7 +387,7 @@ export class MachineFacts {
 }
 
 /** Returns the facts without `last_seen` and `report`, which change with most messages. */
-function declaredIn({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_seen' | 'report'> {
+function factsWithoutReport({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_seen' | 'report'> {
   return facts;
 }
 
