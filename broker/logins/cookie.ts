@@ -1,5 +1,4 @@
-// The session cookie of a login. Because of its prefix `__Host-`, browsers accept it only from this host and
-// over TLS.
+// The cookie of a login. Because of its prefix `__Host-`, browsers accept it only from this host and over TLS.
 
 const name = '__Host-farhand';
 /**

@@ -1,5 +1,5 @@
-// Logins: sessions of browsers, each with the rights of one API key. The cookie contains the secret of the login,
-// and state.json contains the hash of the secret.
+// Logins: each login is a browser's access with the rights of one API key. The cookie contains the secret of the
+// login, and the state contains the hash of the secret.
 import { timingSafeEqual } from 'node:crypto';
 import { logins as routes } from '../../shared/api/logins.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
@@ -34,7 +34,7 @@ export class Logins {
   readonly tickets = new Tickets();
   readonly #state: State;
   readonly #log: Logger;
-  /** Time of the last request of each login. It is newer than the time in state.json. */
+  /** Time of the last request of each login at this broker. The stored time may be up to an hour older. */
   readonly #used = new Map<LoginId, number>();
   readonly #stop: () => void;
   /** The committed logins from which `#byHash` was made. If the logins have changed, `#byHash` is made again. */

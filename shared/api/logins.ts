@@ -1,4 +1,4 @@
-// REST routes of logins: a browser exchanges an API key for a session cookie.
+// REST routes of logins: a browser exchanges an API key for a cookie.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
