@@ -36,8 +36,8 @@ export interface CallsOptions {
   /** Methods that the agent listed in its hello. Calls of any other method fail with not_supported. */
   methods: readonly string[];
   /**
-   * Maximum number of short streaming calls that may be open at once; transfers have a separate limit of the same
-   * number.
+   * Maximum number of short streaming calls that may be open at once. Bulk calls, such as transfers and searches, have
+   * a separate limit of the same number.
    */
   openCalls: number;
   /** Longest silence of the machine in the middle of a streaming call, in milliseconds. */

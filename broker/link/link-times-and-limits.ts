@@ -4,8 +4,8 @@ export const defaultSettings = {
   heartbeatMs: 15_000,
   silenceMs: 45_000,
   /**
-   * Maximum number of short streaming calls open at once on one machine; transfers have a separate limit of the same
-   * number.
+   * Maximum number of short streaming calls open at once on one machine. Bulk calls, such as transfers and searches,
+   * have a separate limit of the same number.
    */
   openCalls: 32,
   /** Longest silence of a machine in the middle of a streaming call, in milliseconds. */
