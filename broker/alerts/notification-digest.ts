@@ -277,7 +277,8 @@ function noticeIn(row: Row): Notice[] {
 
 /** Returns the ids of the channels that are notified of a step of an alert; null for all channels. */
 function channelsIn(row: Row): readonly string[] | null {
-  // The cast is safe: only AlertRecords writes these texts. Only a step of an unreleased version has none.
+  // SQL NULL: an older broker wrote the step and recorded no channels. The cast is safe: only AlertRecords writes the
+  // texts.
   return row.channel_ids === null ? null : (jsonIn(row, 'channel_ids') as string[] | null);
 }
 

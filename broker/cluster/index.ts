@@ -332,7 +332,7 @@ export class Cluster implements Owners {
     this.#isTaking = false;
   }
 
-  /** Loads the open commands, sessions and alerts of machines that this broker now owns. */
+  /** Loads the open work of machines that this broker now owns. */
   async #become(machineIds: readonly string[]): Promise<void> {
     const fresh = machineIds.filter((id) => {
       const owner = this.#owners.of(id);

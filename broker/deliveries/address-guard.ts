@@ -1,5 +1,5 @@
-// Decides which addresses webhooks may call: those of the public internet and those in --webhook-allow. Webhooks must
-// never call this broker's own ports, not even at these addresses.
+// Decides which addresses webhooks and alert channels may call: those of the public internet and those in
+// --webhook-allow. They must never call this broker's own ports, not even at these addresses.
 import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';

@@ -1,5 +1,5 @@
-// The history of what was observed: commands, events, sessions and logs, in a database. Other code uses the database
-// only through this file.
+// The history of what was observed: commands, events, sessions and logs, in a database. Modules read and write it
+// through the class History.
 import { createHash } from 'node:crypto';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';

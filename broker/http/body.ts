@@ -38,7 +38,7 @@ export interface JsonBody {
 
 /**
  * Reads and parses a JSON body; undefined if there is none. Large bodies count against `quota` until the request ends.
- * Throws invalid_request, payload_too_large or unavailable.
+ * Throws invalid_request, validation_failed, payload_too_large or unavailable.
  */
 export async function parseJsonBody(
   ctx: Context,

@@ -11,7 +11,10 @@ import type { MachineFacts } from '../presence/stored-facts-and-metrics.ts';
 import type { Machine, State } from '../state/index.ts';
 
 const settleMs = 2_000;
-/** Milliseconds within which agents must reconnect after a start of the broker, or their machines count as offline. */
+/**
+ * Milliseconds within which agents must connect after a start of the broker, or after the broker has taken over their
+ * machines. Without a link by then, a machine counts as offline.
+ */
 const graceAtStartMs = 45_000;
 
 const tables = [

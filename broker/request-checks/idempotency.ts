@@ -135,8 +135,8 @@ export class Idempotency {
   }
 
   /**
-   * Repeats the failed writes that requests have ended. Until one succeeds, other brokers refuse repeats of the
-   * requests.
+   * Stores that the requests in #unreleased have ended, because that write failed at their end. Until it succeeds,
+   * other brokers refuse repeats of these requests.
    */
   async release(): Promise<void> {
     const ids = [...this.#unreleased];

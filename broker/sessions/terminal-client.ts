@@ -31,7 +31,7 @@ export type CloseReason =
   /** `forbidden`: the key lost the right to attach. `stopping`: the broker stops, or another owns the machine. */
   | { why: 'detached' | 'forbidden' | 'fell_behind' | 'stopping' };
 
-/** The connection of one client. A session reads `actions`, and calls close() at the end unless `gone` has fired. */
+/** The connection of one client. Attachment reads `actions`, and calls close() at the end unless `gone` has fired. */
 export interface ClientPort {
   /** Sends output. Resolves when the client has received it, as far as the transport knows. Never rejects. */
   output(bytes: Uint8Array): Promise<void>;

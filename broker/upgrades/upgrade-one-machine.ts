@@ -57,7 +57,7 @@ const returnMs = 60_000;
 const sendMs = 1_800_000;
 /** Milliseconds until the broker repeats a failed write, or a call for which the machine was not ready. */
 const retryMs = 5_000;
-/** Maximum number of times that the package is sent to a machine whose link is lost during the transfer. */
+/** Maximum number of attempts to send the package to a machine. A failure that may pass leads to the next attempt. */
 const mostAttempts = 5;
 
 interface Skip {

@@ -48,8 +48,8 @@ export async function runOnMany(
 
 /**
  * Prints the output of all machines until the batch ends. Cancels the batch on Ctrl-C. Returns the exit code: 0 if the
- * command succeeded on all machines. With --detach, prints only the id of the batch. `isSaved`: prints the output of a
- * single machine without its name.
+ * command succeeded on all machines. With --detach, prints only the id of the batch. `isSaved`: the batch runs
+ * a saved command; the output of a single machine is then printed without its name.
  */
 export async function followBatch(
   client: Farhand,
