@@ -74,7 +74,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
   const maker = loadPtyMaker();
   const commands = new Commands({ ...parts, outputs, names, mayRunAs }, recovered);
   const terminals = new Terminals({ ...parts, maker });
-  const tables = [commands, terminals];
+  const registries = [commands, terminals];
   const stopRemoving = removeOrphans(limits.orphansMs);
   return {
     ...commands.methods,
@@ -82,18 +82,18 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
     journalId: journal.id,
     missing: maker ? [] : ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'],
     pids: () => spawners.pids,
-    ids: () => tables.flatMap((table) => table.ids()),
-    running: () => tables.reduce((sum, table) => sum + table.runningCount, 0),
+    ids: () => registries.flatMap((registry) => registry.ids()),
+    running: () => registries.reduce((sum, registry) => sum + registry.runningCount, 0),
     refuseStarts(refuse) {
-      for (const table of tables) table.refusesStarts = refuse;
+      for (const registry of registries) registry.refusesStarts = refuse;
     },
     async killProcess({ id, grace_ms }) {
-      const found = tables.some((table) => table.kill(id, grace_ms));
+      const found = registries.some((registry) => registry.kill(id, grace_ms));
       if (!found && !journal.wasForgotten(id)) throw commands.notFound(id);
       return {};
     },
     async forgetProcesses({ ids }) {
-      for (const id of ids) for (const table of tables) await table.forget(id);
+      for (const id of ids) for (const registry of registries) await registry.forget(id);
       return {};
     },
     async stop() {
@@ -101,7 +101,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
       // If commands are left after this time, all spawners are killed: a command that was sent to a hung spawner ends
       // only with that spawner.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
-      await Promise.all(tables.map((table) => table.stop())).finally(cancel);
+      await Promise.all(registries.map((registry) => registry.stop())).finally(cancel);
       await spawners.stop();
       await cgroups?.close();
       await names.close();

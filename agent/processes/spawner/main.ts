@@ -17,7 +17,7 @@ const posix = loadPosixSpawn();
 /** Pid of the agent. When the agent has ended, the spawner has another parent. */
 const agentPid = process.ppid;
 
-/** Command ids of the processes that posix_spawn has started, by pid. */
+/** Ids of the commands and terminals whose processes posix_spawn has started, by pid. */
 const running = new Map<number, string>();
 
 /** The close-on-exec bit of `flags` in proc_pid_fdinfo(5). */

@@ -153,7 +153,7 @@ class SpawnerProcess {
   readonly #child: ChildProcess;
   readonly #options: SpawnersOptions;
   readonly #ready = Promise.withResolvers<void>();
-  /** Requests whose processes have not exited yet, by command id, oldest first. */
+  /** Requests whose processes have not exited yet, by the id of the command or terminal; the oldest first. */
   readonly #requested = new Map<string, Requested>();
   #isReady = false;
   /** Cancels the timer of #checkForHang(); undefined if no timer runs. */
