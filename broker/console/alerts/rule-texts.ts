@@ -27,8 +27,8 @@ export const unitOf = (kind: Kind): string => (kind === 'load' ? '' : ' %');
 const placeOf = (mount: string): string => (mount === '*' ? 'any disk' : `disk at ${mount}`);
 
 /**
- * Returns the condition of a rule, such as `disk over 90 % for 5 min, until 81 %`: an alert opens above 90 % and
- * resolves at 81 %.
+ * Returns the condition of a rule, such as `disk at / over 90 % for 5 min; resolves at 81 %`: an alert opens above 90 %
+ * and resolves at 81 %.
  */
 export function ruleText({ kind, above, recover, mount, for: lasting, before }: Rule): string {
   const [, text = kind] = kinds.find(([name]) => name === kind) ?? [];
