@@ -65,6 +65,8 @@ export function requestErrorOf(error: unknown): unknown {
   if (codeOf(error) === otherOwnerCode) return ownedElsewhere();
   if (/^(22021|22P05)$/.test(codeOf(error)))
     return new AppError('validation_failed', 'a text has a NUL character, which PostgreSQL cannot store');
+  if (codeOf(error) === '40P01')
+    return new AppError('unavailable', 'two changes of the broker’s database blocked each other; try again');
   if (codeOf(error) === '53100')
     return new AppError(
       'unavailable',

@@ -7,6 +7,7 @@ import { createCounts, sumOf, totalOf } from '../../broker/history/row-counts.ts
 import { stepToPostgres, toPostgres } from '../../broker/history/translate-to-postgres.ts';
 import { shared } from '../close-after-tests.ts';
 import { quiet } from '../start-farhand.ts';
+import { clientOf } from '../start-postgres.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
 
@@ -119,6 +120,31 @@ withPostgres('a write', () => {
     await query('ALTER SYSTEM RESET synchronous_standby_names');
     await query('SELECT pg_reload_conf()');
     expect(await written).toBe('a');
+  });
+
+  test('that the server ends because of a deadlock is refused as unavailable and leaves nothing', async () => {
+    const { createDatabase, query } = await server();
+    const url = await createDatabase();
+    const { history, note } = await createHistory(url);
+    await history.write((transaction) => ['a', 'b'].map((id) => note(transaction, id)));
+    const other = await clientOf(url);
+    onTestFinished(() => other.end());
+    // Only the history looks for a deadlock, so the server ends the transaction of the history.
+    await other.query("SET deadlock_timeout = '1h'");
+    await other.query('BEGIN');
+    await other.query("UPDATE notes SET text = 'other' WHERE id = 'b'");
+    let blocked: Promise<unknown> | undefined;
+    const written = history.write(async (transaction) => {
+      await transaction.all("UPDATE notes SET text = 'own' WHERE id = 'a'");
+      blocked = other.query("UPDATE notes SET text = 'other' WHERE id = 'a'");
+      const waiting = () => query("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
+      await expect.poll(async () => (await waiting()).length).toBe(1);
+      transaction.run("UPDATE notes SET text = 'own' WHERE id = 'b'");
+    });
+    await expect(written).rejects.toMatchObject({ code: 'unavailable' });
+    await blocked;
+    await other.query('ROLLBACK');
+    expect(await history.all('SELECT DISTINCT text FROM notes')).toEqual([{ text: '' }]);
   });
 
   test('is seen by reads that are requested after it, before it has resolved', async () => {
