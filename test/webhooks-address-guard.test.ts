@@ -289,7 +289,7 @@ test('a connection to a listener of the broker itself is destroyed, whatever the
   await once(socket, 'connect');
   const guard = guardOf();
   guard.refuseSelf(socket);
-  guard.protect([Number(port)]);
+  guard.protect(Number(port));
   expect(() => guard.refuseSelf(socket)).toThrow(
     'webhooks and alert channels must not call this broker itself',
   );

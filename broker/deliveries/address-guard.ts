@@ -58,16 +58,16 @@ export async function assertUrl(guard: AddressGuard, url: string): Promise<void>
 export class AddressGuard {
   readonly #allowed: readonly Network[];
   readonly #resolveName: ResolveName;
-  #ownPorts: readonly number[] = [];
+  readonly #ownPorts: number[] = [];
 
   constructor(allowed: readonly Network[], resolveName: ResolveName) {
     this.#allowed = allowed;
     this.#resolveName = resolveName;
   }
 
-  /** Sets the ports on which this broker listens, so that no webhook calls them. */
-  protect(ports: readonly number[]): void {
-    this.#ownPorts = ports;
+  /** Adds ports on which this broker listens, so that no webhook calls them. */
+  protect(...ports: readonly number[]): void {
+    this.#ownPorts.push(...ports);
   }
 
   /**

@@ -203,7 +203,7 @@ async function startServers(
   status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
   status.pin = certificate?.pin ?? '';
   // Webhooks and alert channels must not call the ports of this broker.
-  app.deliveries.guard.protect([port, agents.port]);
+  app.deliveries.guard.protect(port, agents.port);
   await app.webhooks.start();
   await app.alerts.start();
   await app.upgrades.start();
@@ -224,6 +224,7 @@ async function startPeerPort(
     .catch((error: unknown) => {
       throw cannotListen(error, '--peer-listen', address(host, where.port));
     });
+  app.deliveries.guard.protect(opened.port);
   stops.push(() => opened.close(finishRequestsMs));
   await app.owners?.advertise(settings.peer_url ?? `https://${address(host, opened.port)}`);
 }

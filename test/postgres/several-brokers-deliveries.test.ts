@@ -71,6 +71,19 @@ withPostgres('of two brokers', () => {
     await expect.poll(() => receiver.got.length, { timeout: 8_000 }).toBe(2);
   }, 60_000);
 
+  test('neither may call its own port for other brokers with a webhook', async () => {
+    const { one, two, query } = await start();
+    const urls = (await query('SELECT url FROM brokers')).map(({ url }) => String(url));
+    const refused = await Promise.all(
+      urls.map(async (url) => {
+        const body = { url, events: ['*'] };
+        const answers = await Promise.all([one, two].map(({ call }) => call('POST', '/webhooks', { body })));
+        return answers.filter(({ status }) => status === 422).length;
+      }),
+    );
+    expect(refused).toEqual([1, 1]);
+  });
+
   test('a rule about keys opens one alert and sends one notification, also after its broker is gone', async () => {
     const { one, two } = await start();
     const receiver = await startReceiver();
