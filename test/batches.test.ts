@@ -481,11 +481,11 @@ test('a batch that was stored only in part before a crash is removed at the next
 });
 
 test.each([
-  ['first', 0],
-  ['second', 100],
+  ['first', 0, ['ok']],
+  ['second', 100, ['ok', 'internal_error', 'ok']],
 ])(
-  'a batch whose %s part cannot be stored is refused whole, and the next one is stored',
-  async (_name, most) => {
+  'a batch whose %s part cannot be stored is refused whole and recorded as failed, and the next one is stored',
+  async (_name, most, ofFirst) => {
     const { system, history, ids } = await largeFleet(600);
     const write = history.write.bind(history);
     let fails = true;
@@ -509,6 +509,16 @@ test.each([
       expect([answer.status, await totals(system)]).toEqual([status, stored]);
       fails = false;
     }
+    const recorded = async (machine_id: MachineId | undefined) => {
+      const rows = await history.all(
+        `SELECT result FROM audit WHERE action = 'batches.create' AND coalesce(machine_id, '') = ? ORDER BY seq`,
+        machine_id ?? '',
+      );
+      return rows.map(({ result }) => result);
+    };
+    expect(await recorded(ids[0])).toEqual(ofFirst);
+    expect(await recorded(ids.at(-1))).toEqual(['ok']);
+    expect(await recorded(undefined)).toEqual(['internal_error']);
     await system.broker.close();
     const again = await startFarhand({ dataDir: system.dataDir });
     expect(await totals(again)).toEqual([1, 600]);

@@ -52,9 +52,9 @@ export function createAuditRecorder(
   }
 
   /** Writes audit rows at the end of a request. A failure is only logged, as the request cannot be undone. */
-  const write = (deeds: readonly Deed[], id: string): Promise<void> =>
+  const write = (deeds: readonly Deed[], id: string, before = 0): Promise<void> =>
     history
-      .write((journal) => recordAll(journal, deeds, id))
+      .write((journal) => recordAll(journal, deeds, id, before))
       .catch((error: unknown) => unrecorded.write(error, deeds));
 
   return {
@@ -63,10 +63,15 @@ export function createAuditRecorder(
       const id = newTimedId('audit', now());
       let committed = false;
       let rows = 0;
+      /** Machines with rows on disk that say `ok`, although further transactions of the change must follow. */
+      let incomplete: MachineId[] = [];
       return {
         /** Adds the audit rows to the transaction in which the request makes its change. */
-        commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
+        commit(...[journal, made = {}, machines, more = false]: Parameters<Caller['commit']>): void {
           committed = true;
+          journal.committed?.(() => {
+            incomplete = more ? [...incomplete, ...(machines ?? [])] : [];
+          });
           const request = about();
           // Each machine gets a row of its own, so the rows do not need the list of machines.
           const { machine_ids, ...rest } = request.what;
@@ -78,14 +83,17 @@ export function createAuditRecorder(
         /** Writes the record at the end of the request, unless commit() has written it. Never rejects. */
         async settle(error?: unknown): Promise<void> {
           if (committed && error === undefined) return;
-          const deeds = deedsOf(who, action, resultOf(error), about());
+          const request = about();
+          const deeds = deedsOf(who, action, resultOf(error), request);
           const [first] = deeds;
           // A refused request has changed nothing, so its record may be left out if its key has too many refusals.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
           // If the request failed after commit(), the rows of commit() may be on disk already. write() adds no row
           // whose id exists.
-          await write(deeds, id);
+          if (incomplete.length === 0) return write(deeds, id);
+          const more = deedsOf(who, action, resultOf(error), { ...request, machines: incomplete });
+          await write([...deeds, ...more], id, rows);
         },
       };
     },

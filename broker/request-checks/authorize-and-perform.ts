@@ -249,14 +249,14 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /** Adds the audit rows to the transaction of the change. In a state transaction, first checks the rights again. */
-  readonly #commit: Caller['commit'] = (journal, made, machines) => {
+  readonly #commit: Caller['commit'] = (journal, made, machines, more) => {
     const found = foundBy(journal);
     if (found) {
       const subjects = this.#find(found);
       this.#check(subjects, found);
       this.#subjects = subjects;
     }
-    this.#recording?.commit(journal, made, machines);
+    this.#recording?.commit(journal, made, machines, more);
   };
 }
 

@@ -155,6 +155,8 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
  */
 export interface Journal {
   append(entry: { kind: string }): void;
+  /** Runs a function after the commit. State transactions lack this function. */
+  committed?(run: () => void): void;
 }
 
 /** The rights of an API key. Each method throws unauthorized once the key is revoked or expired. */
