@@ -188,19 +188,22 @@ export class DeliveryQueue<R extends Receiver> {
     for (;;) {
       const receiver = this.#attemptable(queue);
       if (!receiver) return;
-      const next = queue.ready.shift();
+      const now = this.#parts.store.now();
+      // A first attempt is always due: another broker, whose clock may be ahead, may have written its due time.
+      const due = queue.ready.findIndex(({ tries, dueAt }) => tries === 0 || dueAt <= now);
+      const next = queue.ready[Math.max(due, 0)];
       if (!next) {
         if (!(await this.#readAhead(queue))) return;
         continue;
       }
-      // A first attempt is always due: another broker, whose clock may be ahead, may have written its due time.
-      const wait = next.tries === 0 ? 0 : next.dueAt - this.#parts.store.now();
-      if (wait > 0) {
+      if (due < 0) {
         queue.ready = [];
         queue.cancelTimer();
-        queue.cancelTimer = after(wait, () => this.wake(queue.id));
+        queue.cancelTimer = after(next.dueAt - now, () => this.wake(queue.id));
         return;
       }
+      // Deliveries before `next` are not due yet. They are read again after its attempt.
+      queue.ready = queue.ready.slice(due + 1);
       queue.last = next;
       const { body } = next;
       if (!body || this.#parts.receivers.obstacle(receiver, next)) {

@@ -6,7 +6,7 @@ import { shared } from '../close-after-tests.ts';
 import { leapingClock, soon } from '../commands-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
-import { type Receiver, startReceiver } from '../webhook-receivers.ts';
+import { answering, type Receiver, startReceiver } from '../webhook-receivers.ts';
 import { copyOf, createServer, startTwo, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
@@ -55,12 +55,12 @@ withPostgres('of two brokers', () => {
     await expect.poll(() => new Set(idsOf(receiver)).size, { timeout: 30_000 }).toBe(2);
   }, 90_000);
 
-  test('the events of a broker whose clock was an hour ahead at its start are sent at once by the other one', async () => {
+  test('the events of a broker whose clock was an hour ahead at its start are sent at once by the other one, also while a retry waits', async () => {
     const clock = leapingClock();
     const url = await (await server()).createDatabase();
     const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0', '--webhook-allow', '127.0.0.0/8'];
     const one = await startFarhand({ flags });
-    const receiver = await startReceiver();
+    const receiver = await startReceiver(answering(500, 200));
     await one.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
     await one.agent({ name: 'a' });
     await soon(() => receiver.got.length).toBe(1);
