@@ -33,6 +33,8 @@ export class Rollout {
    * meanwhile. #advanceNow() then takes another step.
    */
   readonly #advancing = new Map<UpgradeId, boolean>();
+  /** True if a wave may have begun whose machines are not loaded, for example because they could not be read. */
+  #isLoadDue = false;
   #stops: (() => void)[] = [];
   #isStopped = false;
 
@@ -118,8 +120,9 @@ export class Rollout {
     this.#set(upgrade);
     if (upgrade.status !== 'running') this.#leave(upgrade);
     if (upgrade.next_wave_at !== null) this.#wait(id, upgrade.next_wave_at);
-    if (upgrade.current_wave === before?.current_wave) return;
-    await this.#load();
+    if (upgrade.current_wave !== before?.current_wave) this.#isLoadDue = true;
+    if (!this.#isLoadDue) return;
+    await this.#loadDue();
     this.advance(id);
   }
 
@@ -151,8 +154,18 @@ export class Rollout {
       return !known || known.current_wave !== current_wave || known.status !== status;
     });
     for (const upgrade of open) this.#set(upgrade);
-    if (news.length > 0) await this.#load();
+    if (news.length > 0) this.#isLoadDue = true;
+    if (this.#isLoadDue) await this.#loadDue();
     for (const { id } of open) this.advance(id);
+  }
+
+  /** Loads all machines whose wave has begun. If that fails, the next step of any upgrade tries again. */
+  async #loadDue(): Promise<void> {
+    this.#isLoadDue = false;
+    await this.#load().catch((error: unknown) => {
+      this.#isLoadDue = true;
+      throw error;
+    });
   }
 
   /** Loads the machines whose wave has begun: all of them, or only those in `machineIds`. */

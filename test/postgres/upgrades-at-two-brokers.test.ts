@@ -57,3 +57,28 @@ withPostgres('a machine that took the package before it learned of the cancel', 
       .toMatchObject({ upgraded: 1, cancelled: 0 });
   });
 });
+
+withPostgres('a wave whose machines could not be read when it began', () => {
+  test('goes on once they can be read', async () => {
+    const { one, two, query } = await startTwo(await server());
+    const key = signingKey();
+    const { file, bytes, signature } = packageOf('9.0.0', key);
+    for (const { client } of [one, two])
+      await client.packages.upload({ package: file, signature, content: bytes });
+    const [a, b] = [await upgradesOf(one, key).machine('a'), await upgradesOf(two, key).machine('b')];
+    const { upgrade, ended } = upgradesOf(one, key);
+    const { id } = await upgrade({ machine_ids: [a.id, b.id], wave: '1', pause: 3_600_000 });
+    await a.upgrade();
+    await expect
+      .poll(async () => (await two.client.upgrades.get({ upgrade_id: id })).next_wave_at)
+      .not.toBeNull();
+    await query(
+      `BEGIN; ALTER TABLE upgrade_machines RENAME TO unreadable;
+       UPDATE upgrades SET current_wave = 2, next_wave_at = NULL; COMMIT`,
+    );
+    await expect.poll(() => two.log.join('')).toContain('upgrade_machines');
+    await query('ALTER TABLE unreadable RENAME TO upgrade_machines');
+    await b.upgrade();
+    expect(await ended(id)).toMatchObject({ status: 'completed', counts: { upgraded: 2 } });
+  }, 60_000);
+});
