@@ -3,7 +3,6 @@
 import { createContext, Script } from 'node:vm';
 import { mostInput } from '../../shared/api/batches.ts';
 import { longestValue } from '../../shared/api/saved-commands.ts';
-import { monotonic } from '../../shared/clock.ts';
 import { type AppError, fieldError } from '../../shared/errors.ts';
 import type { SavedCommand } from '../state/index.ts';
 import type { CommandParams } from './command-record.ts';
@@ -14,7 +13,10 @@ export type ParameterValues = Readonly<Record<string, Value>>;
 
 /** A parameter in an argument, such as {{name}}. */
 const placeholder = /\{\{([a-z][a-z0-9_]*)\}\}/g;
-/** Milliseconds that all patterns of one request may take. A pattern that backtracks could otherwise take hours. */
+/**
+ * Milliseconds of CPU time that all patterns of one request may take. A pattern that backtracks could otherwise take
+ * hours. Elapsed time would refuse ordinary values on a busy machine, where this thread waits for a CPU.
+ */
 const patternMs = 50;
 
 /**
@@ -25,7 +27,7 @@ export function commandWith(saved: SavedCommand, values: ParameterValues): Comma
   const { argv, parameters, user, cwd, timeout } = saved;
   const unknown = Object.keys(values).find((name) => !parameters.some((one) => one.name === name));
   if (unknown !== undefined) throw refused(unknown, `is no parameter of ${saved.name}`);
-  const until = monotonic() + patternMs;
+  const until = cpuMs() + patternMs;
   // A Map, because a parameter can have the name of a property that every object inherits, such as `constructor`.
   const given = new Map(Object.entries(values));
   const texts = new Map(parameters.map((one) => [one.name, textOf(one, given.get(one.name), until)]));
@@ -74,7 +76,7 @@ export function assertParameters({ argv, parameters }: SavedCommand): void {
       throw fieldError('body', `argv.${at}`, message);
     }
   }
-  const until = monotonic() + patternMs;
+  const until = cpuMs() + patternMs;
   for (const [at, one] of parameters.entries()) assertSoundParameter(one, `parameters.${at}`, until);
 }
 
@@ -118,8 +120,8 @@ function textOf(parameter: Parameter, given: Value | undefined, until: number): 
 }
 
 /**
- * Returns what is wrong with the text of a value; undefined if the parameter allows it. `until` is the monotonic time
- * at which the patterns of the request have taken too long.
+ * Returns what is wrong with the text of a value; undefined if the parameter allows it. `until` is the value of
+ * cpuMs() at which the patterns of the request have taken too long.
  */
 function problemOf(parameter: Parameter, text: string, until: number): string | undefined {
   const { type, pattern } = parameter;
@@ -171,20 +173,28 @@ const test = new Script('new RegExp(pattern, "u").test(text)');
 const timedOut = 'ERR_SCRIPT_EXECUTION_TIMEOUT';
 const sandbox = createContext({ pattern: '', text: '' });
 
+/** Returns the CPU time of this thread in milliseconds. */
+function cpuMs(): number {
+  const { user, system } = process.threadCpuUsage();
+  return (user + system) / 1000;
+}
+
 /**
- * Returns what is wrong if the pattern does not match the whole text, or if the comparison does not end before the
- * monotonic time `until`. Otherwise returns undefined.
+ * Returns what is wrong if the pattern does not match the whole text, or if the comparison does not end before cpuMs()
+ * is `until`. Otherwise returns undefined.
  */
 function mismatchOf(pattern: string, text: string, until: number): string | undefined {
   const mismatch = `must match ${pattern}`;
-  const timeout = Math.ceil(until - monotonic());
   Object.assign(sandbox, { pattern: `^(?:${pattern})$`, text });
-  try {
-    if (timeout > 0) return test.runInContext(sandbox, { timeout }) === true ? undefined : mismatch;
-  } catch (error) {
-    // A timeout is recognized by its code. `instanceof` would not work, because a vm context has its own class Error.
-    // After any other error, such as a stack overflow, the text does not match the pattern.
-    if (Reflect.get(Object(error), 'code') !== timedOut) return mismatch;
+  // The timeout of a script is elapsed time. If it ends a script that has CPU time left, the script runs again.
+  for (let left = until - cpuMs(); left > 0; left = until - cpuMs()) {
+    try {
+      return test.runInContext(sandbox, { timeout: Math.ceil(left) }) === true ? undefined : mismatch;
+    } catch (error) {
+      // A timeout is recognized by its code. `instanceof` would not work, because a vm context has its own class Error.
+      // After any other error, such as a stack overflow, the text does not match the pattern.
+      if (Reflect.get(Object(error), 'code') !== timedOut) return mismatch;
+    }
   }
-  return `took too long to compare with ${pattern}: simplify the pattern, because all patterns of one request may take ${patternMs} ms together`;
+  return `took too long to compare with ${pattern}: simplify the pattern, because all patterns of one request may take ${patternMs} ms of CPU time together`;
 }
