@@ -158,6 +158,17 @@ describe('farhand exec on one machine', () => {
     }
   });
 
+  test.each(['stall', 'forbid'] as const)(
+    'ends some seconds after a signal if the broker cannot be reached any more (%s)',
+    async (how) => {
+      const { proxy, running } = await startThroughProxy();
+      proxy[how]();
+      running.child.kill('SIGTERM');
+      const { code, err } = await running.ended;
+      expect([code, err]).toEqual([143, expect.stringContaining('the command may go on')]);
+    },
+  );
+
   test('ends the input of the command if standard input cannot be read', async () => {
     const { farhand } = await startScene();
     // A file that is open only for writing.

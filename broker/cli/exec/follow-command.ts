@@ -1,4 +1,5 @@
 // Follows a command to its end: reports its output, gaps in the output, and its exit. Cancels the command on Ctrl-C.
+import { after } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import type { Options } from '../declare-verb.ts';
@@ -137,7 +138,13 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
   };
 }
 
-/** Cancels a command on a signal, or after a failed write to standard output or standard error. */
+/** Milliseconds after a signal within which the broker must accept the cancellation. */
+const cancelMs = 10_000;
+
+/**
+ * Cancels a command on a signal, or after a failed write to standard output or standard error. Ends the program if the
+ * broker does not accept this in time.
+ */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
   /**
@@ -148,7 +155,12 @@ export function cancelOnSignals(cancel: () => Promise<unknown>) {
   const stop = (as: number): void => {
     if (code !== undefined) process.exit(as);
     code = as;
-    cancel().catch((error: unknown) => {
+    const accepted = after(cancelMs, () => {
+      if (over) return;
+      hint(`farhand: not cancelled within ${cancelMs / 1000} s: the command may go on`);
+      process.exit(as);
+    });
+    cancel().then(accepted, (error: unknown) => {
       if (!over)
         hint(
           `farhand: the command could not be cancelled: ${error instanceof Error ? error.message : String(error)}`,
