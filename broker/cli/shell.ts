@@ -14,7 +14,7 @@ import { where, withBroker } from './connect-to-broker.ts';
 import { localVerb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { rawMode, watchModes } from './local-terminal.ts';
-import { onStop, write } from './stdout-stderr-and-exit.ts';
+import { endSoon, onStop, orAborted, write } from './stdout-stderr-and-exit.ts';
 
 /** Code of the key Ctrl-], which detaches, as in telnet. Few programs use this key. */
 const detachKey = 0x1d;
@@ -102,7 +102,7 @@ export async function showSession(client: Farhand, session_id: string, observe: 
     let terminal = await attachNow();
     if (terminal) hint(`${session_id}: Ctrl-] detaches`);
     while (terminal) {
-      const ending = await drive(terminal, observe, (bytes) => modes.see(bytes));
+      const ending = await drive(terminal, view, (bytes) => modes.see(bytes));
       const { offset } = terminal;
       terminal = undefined;
       // A client that read too slowly attaches again and continues with the latest output.
@@ -123,6 +123,7 @@ export async function showSession(client: Farhand, session_id: string, observe: 
   } finally {
     forget();
     restore();
+    if (code !== undefined) endSoon(code);
   }
 }
 
@@ -198,7 +199,7 @@ function redraw(terminal: Terminal): void {
 /** Connects a terminal to this program's input and output until the terminal ends. */
 async function drive(
   terminal: Terminal,
-  observe: boolean,
+  { observe, leaving }: View,
   see: (bytes: Uint8Array) => void,
 ): Promise<Ending> {
   const restore = rawMode();
@@ -209,7 +210,8 @@ async function drive(
   try {
     for await (const bytes of terminal.output) {
       see(bytes);
-      await write('stdout', bytes).catch(left);
+      // A signal ends the program even if the reader of its output reads nothing.
+      await orAborted(leaving.signal, write('stdout', bytes)).catch(left);
       input.answer(bytes);
     }
     return await terminal.ended;

@@ -2,6 +2,7 @@
 import { once } from 'node:events';
 import { fstatSync, writeSync } from 'node:fs';
 import { constants } from 'node:os';
+import { after } from '../../shared/clock.ts';
 
 export type OutputName = 'stdout' | 'stderr';
 
@@ -33,6 +34,18 @@ export function onStop(leave: (code: number) => void): () => void {
   return () => {
     for (const name of names) process.off(name, listener);
   };
+}
+
+/**
+ * Milliseconds after the cleanup on a signal, within which the program must end. Without this limit, a pipe without a
+ * reader or writer could keep it from ending.
+ */
+const mostEndMs = 3_000;
+
+/** Kills the program by the signal of the exit code `code` if it does not end soon. onStop() must be over. */
+export function endSoon(code: number): void {
+  // process.exit() would wait for the pipe.
+  after(mostEndMs, () => process.kill(process.pid, code - 128));
 }
 
 /** Waits for `work`, but at most until the signal fires, and then rejects with its reason. `work` may go on. */

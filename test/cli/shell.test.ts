@@ -1,7 +1,7 @@
 // Terminals as users see them: full-screen programs over an attach, and `farhand shell` in a terminal or through pipes.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { closeSync, constants, existsSync, openSync, readFileSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { Terminal as Screen } from '@xterm/headless';
@@ -18,6 +18,15 @@ const main = shippedProgram('farhand');
 async function startScene(): Promise<{ system: TestSystem; agent: AgentHandle }> {
   const system = await startFarhand();
   return { system, agent: await system.agent({ name: 'web-1' }) };
+}
+
+/** Opens a pipe that nothing reads. */
+function openPipe(): number {
+  const path = join(temporaryFolder('pipe'), 'fifo');
+  execFileSync('mkfifo', [path]);
+  const pipe = openSync(path, constants.O_RDWR | constants.O_NONBLOCK);
+  onTestFinished(() => closeSync(pipe));
+  return pipe;
 }
 
 // ---- Terminals over the SDK
@@ -223,6 +232,25 @@ describe('through pipes, farhand shell', () => {
     const [code] = await once(child, 'exit');
     expect(code).toBe(141);
     await system.client.sessions.end({ session_id });
+  });
+
+  test('ends on a signal although the reader of its output reads nothing', async () => {
+    const { system, agent } = await startScene();
+    const { client } = system;
+    const { session_id } = await client.sessions.create({
+      machine_id: agent.machineId,
+      shell: '/usr/bin/yes',
+    });
+    const pipe = openPipe();
+    const child = spawn(process.execPath, [main, 'shell', '--session', session_id, '--observe'], {
+      env: environment(system),
+      stdio: ['ignore', pipe, 'ignore'],
+    });
+    onTestFinished(() => void child.kill('SIGKILL'));
+    await waitFor(() => expect(() => writeSync(pipe, 'x')).toThrow('EAGAIN'));
+    child.kill('SIGTERM');
+    expect(await once(child, 'exit')).toEqual([null, 'SIGTERM']);
+    await client.sessions.end({ session_id });
   });
 
   test('works over the socket file on the broker’s own machine, and so do the verbs list and end', async () => {

@@ -1,13 +1,12 @@
 // The verbs of farhand files: list, read, transfer, move and find files on machines.
 import type { Command } from 'commander';
-import { after } from '../../../shared/clock.ts';
 import { definedFields } from '../../../shared/defined-fields.ts';
 import { StartError, UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import { type Common, verb } from '../declare-verb.ts';
 import { hint, print, printJson, size, table } from '../print.ts';
 import { confirm } from '../prompt.ts';
-import { copyOut, Exit, Interrupted, onStop } from '../stdout-stderr-and-exit.ts';
+import { copyOut, Exit, endSoon, Interrupted, onStop } from '../stdout-stderr-and-exit.ts';
 import { printView } from '../verb-from-route.ts';
 import { fromTo, isRemote, pathText, resolve } from './remote-path.ts';
 
@@ -160,20 +159,14 @@ function addTransfers(files: Command): void {
   });
 }
 
-/**
- * Milliseconds after an interrupted transfer has removed its partial files, within which the program must end. Without
- * this limit, a pipe without a reader or writer could keep it from ending.
- */
-const mostEndMs = 3_000;
-
 /** Runs a transfer that Ctrl-C can end. Waits until its partial files are removed, however long that takes. */
 async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const leaving = new AbortController();
   // Signals are handled until the cleanup is done, so that a second Ctrl-C does not leave a partial file.
-  let signal: number | undefined;
-  const forget = onStop((code) => {
-    signal = code - 128;
-    leaving.abort(new Interrupted(code));
+  let code: number | undefined;
+  const forget = onStop((as) => {
+    code = as;
+    leaving.abort(new Interrupted(as));
   });
   try {
     return await transfer(leaving.signal);
@@ -181,8 +174,7 @@ async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): 
     throw leaving.signal.aborted && !(error instanceof Exit) ? leaving.signal.reason : error;
   } finally {
     forget();
-    // process.exit() would wait for the pipe.
-    if (signal !== undefined) after(mostEndMs, () => process.kill(process.pid, signal));
+    if (code !== undefined) endSoon(code);
   }
 }
 
