@@ -351,6 +351,16 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
+  test('a hard link to a symlink is refused with a message that names the symlink', async () => {
+    const tar = await tarOf(
+      { name: 'a', type: 'symlink', linkname: 'x' },
+      { name: 'd/b', type: 'link', linkname: 'a' },
+    );
+    const message = expect.stringMatching(/entry d\/b: is a hard link to a symlink; .* --hard-dereference/);
+    await expect(write(path('target'), tar)).rejects.toMatchObject({ code: 'invalid_path', message });
+    expect(readdirSync(path('target', 'd'))).toEqual([]);
+  });
+
   test.each(wayward)('a symlink at $name to $linkname is refused when it is extracted', async (entry) => {
     const work = write(path('target'), await tarOf(entry));
     await expect(work).rejects.toEqual(refused('invalid_path', { entry: entry.name }));

@@ -181,13 +181,18 @@ export class Extractor implements AsyncDisposable {
     const inside = pathOfEntry(target);
     const name = posix.basename(inside);
     await this.#settled(inside);
-    const refusal = () =>
-      entryFault('invalid_path', path, 'is a hard link whose target is not a file of the archive');
+    const refusal = (why = 'whose target is not a file of the archive') =>
+      entryFault('invalid_path', path, `is a hard link ${why}`);
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
     // Checks the new hard link, and not the name `target`: after link(), that name may belong to a different file.
     const got = await fs.lookAt(at);
+    // Such a link is refused, because it could lead outside: its target is relative to another directory.
+    if (got?.isSymbolicLink())
+      throw refusal(
+        'to a symlink; make the archive with tar --hard-dereference, which stores symlinks instead',
+      );
     if (!got?.isFile()) throw refusal();
     tree.assertFree(directory, name, got, path);
   }
