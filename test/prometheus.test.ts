@@ -41,6 +41,8 @@ test('each target is the path of a machine at the broker, whose answer is its la
     },
   ]);
   expect(JSON.parse((await read(system, '/metrics/targets?tags=web,db'))[2])).toEqual([]);
+  // As in the list of machines, an empty list of tags does not limit the targets.
+  expect((await read(system, '/metrics/targets?tags='))[2]).toBe(text);
   const [status, kind, report] = await read(system, path);
   expect([status, kind]).toEqual([200, 'text/plain; version=0.0.4; charset=utf-8']);
   for (const line of report.trim().split('\n'))

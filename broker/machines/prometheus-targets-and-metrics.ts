@@ -16,8 +16,8 @@ export function prometheusHandlers(
 ): Pick<Handlers['service'], 'metricsTargets' | 'machineMetrics'> {
   const { state, presence, machineFacts } = services;
   return {
-    metricsTargets({ tags, port }, caller) {
-      const wanted = tags?.split(',').map((tag) => tag.trim()) ?? [];
+    metricsTargets({ tags = '', port }, caller) {
+      const wanted = tags.split(',').flatMap((tag) => tag.trim() || []);
       const machines = [...state.machines.values()].filter(
         (one) => caller.reaches(one.id) && wanted.every((tag) => one.tags.includes(tag)),
       );
