@@ -183,7 +183,9 @@ class Copier {
       made[Symbol.dispose]();
       throw this.#failure(error, path);
     }
-    await this.#flushes.add(handle.sync().finally(() => made[Symbol.dispose]()));
+    // Some file systems cannot flush directories. The bytes of a file must always be flushed.
+    const flushed = stats.isDirectory() ? fs.syncChange(made) : handle.sync();
+    await this.#flushes.add(flushed.finally(() => made[Symbol.dispose]()));
   }
 
   /**

@@ -1,6 +1,7 @@
 // The agent's operations on trees of files (walk, remove, move, copy), called as the link calls them, on real files.
 // Tests of refusals and attacks come first.
 import { type ChildProcess, execFileSync } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import {
   appendFileSync,
@@ -17,6 +18,7 @@ import {
   readFileSync,
   readlinkSync,
   renameSync,
+  rmdirSync,
   rmSync,
   statSync,
   symlinkSync,
@@ -24,15 +26,18 @@ import {
   utimesSync,
   writeFileSync,
 } from 'node:fs';
+import { open as openFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
+import { child, lstat, Pinned } from '../../agent/files/confine/confined-fs.ts';
 import { fromText } from '../../agent/files/confine/parse-request-path.ts';
 import { Confinement, type Directory } from '../../agent/files/confine/resolve-inside-roots.ts';
 import { type Step, type WalkOptions, walk } from '../../agent/files/confine/walk-tree.ts';
+import { duplicate } from '../../agent/files/copy-tree.ts';
 import { createFiles, type Files } from '../../agent/files/index.ts';
 import type { ChangeFileRequest__Output } from '../../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -970,6 +975,28 @@ describe('copying', () => {
       .catch((thrown: unknown) => thrown);
     expect(error).toMatchObject({ code: 'permission_denied', details: { path: forbidden } });
     expect(readdirSync(base).filter((name) => name === 'copy' || name.startsWith('.'))).toEqual([]);
+  });
+
+  // The kernel's control groups are the file system without fsync(2) for directories that needs no server.
+  test.skipIf(!mayMount)('a directory is copied to a file system that cannot flush directories', async () => {
+    mkdirSync(path('dir'));
+    mkdirSync(path('groups'));
+    disk.mount('-t', 'cgroup2', 'cgroup2', path('groups'));
+    using from = new Pinned(await openFile(root));
+    using to = new Pinned(await openFile(path('groups')));
+    const [name, made] = [fromText('dir'), `farhand-test-${randomUUID()}`];
+    const at = child(from.at, name);
+    const options = {
+      ...{ boundary: await Boundary.open([root], []), path: fromText(path('dir')) },
+      ...{ destination: fromText(path('groups', made)), signal: call().signal },
+      ...{ leaveOut: () => false, moves: false },
+    };
+    try {
+      const copying = duplicate({ name, at, stats: await lstat(at) }, child(to.at, fromText(made)), options);
+      expect(await copying).toEqual({ files: 0, bytes: 0 });
+    } finally {
+      rmdirSync(path('groups', made));
+    }
   });
 
   test('copying a path onto itself is refused, by any name, and changes nothing', async () => {

@@ -131,9 +131,12 @@ export const drop = (at: Confined): Promise<void> =>
     .catch((error: unknown) => (isErrno(error, 'EISDIR') ? rmdir(at) : Promise.reject(error)))
     .catch(ignoreMissing);
 
-/** Makes a change of an open file's mode, owner or times durable. Does nothing if its file system cannot flush. */
+/**
+ * Makes a change of an open file's mode, owner or times durable, or the names in an open directory. Does nothing if the
+ * file system cannot flush this.
+ */
 export const syncChange = (file: Pinned): Promise<void> =>
-  file.handle.sync().catch(ignoring('EINVAL', 'EOPNOTSUPP'));
+  file.handle.sync().catch(ignoring('EINVAL', 'EBADF', 'EOPNOTSUPP'));
 
 /**
  * Makes the names in a directory durable. Does nothing if the directory is unreadable or its file system cannot flush
