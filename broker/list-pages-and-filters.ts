@@ -39,7 +39,10 @@ export function pageOf<T extends Item>(
   return { items: selected.slice(input.offset, input.offset + input.limit), total: selected.length };
 }
 
-/** Returns all items that match the filters, sorted. `field` reads a field of an item, for filters and sorting. */
+/**
+ * Returns all items that match the filters, sorted. `field` reads a field of an item, for filters and sorting. Items
+ * whose sort field is empty come last in both directions.
+ */
 export function selectFrom<T extends Item>(
   { filters = [] }: Filtered,
   items: T[],
@@ -56,16 +59,17 @@ export function selectFrom<T extends Item>(
   });
   const descending = input.sort.startsWith('-');
   const name = input.sort.replace('-', '');
-  const keyed = matching.map((item) => ({ item, key: sortable(field(item, name)) }));
+  const keyed = matching.map((item) => {
+    const value = field(item, name);
+    const isEmpty = typeof value !== 'string' && typeof value !== 'number';
+    return { item, isEmpty, key: isEmpty ? '' : value };
+  });
   keyed.sort((a, b) => {
+    if (a.isEmpty !== b.isEmpty) return a.isEmpty ? 1 : -1;
     const order = a.key < b.key ? -1 : a.key > b.key ? 1 : a.item.id < b.item.id ? -1 : 1;
     return descending ? -order : order;
   });
   return keyed.map(({ item }) => item);
-}
-
-function sortable(value: unknown): string | number {
-  return typeof value === 'string' || typeof value === 'number' ? value : '';
 }
 
 /** An SQL condition with its values. Undefined stands for no condition. */

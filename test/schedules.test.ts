@@ -231,7 +231,10 @@ test('lists filter by machine and by enabled, and sort by name and by the next r
     (await client.schedules.list(query)).items.map(({ name }) => name);
   expect(await names({})).toEqual(['b', 'a', 'c']);
   expect(await names({ sort: 'name' })).toEqual(['a', 'b', 'c']);
+  // The disabled schedule has no next run.
+  expect(await names({ sort: 'next_run' })).toEqual(['c', 'b', 'a']);
   expect(await names({ sort: '-next_run' })).toEqual(['b', 'c', 'a']);
+  expect(await names({ sort: 'next_run', limit: 1, offset: 2 })).toEqual(['a']);
   expect(await names({ machine_id })).toEqual(['a', 'c']);
   expect(await names({ enabled: 'true' })).toEqual(['b', 'c']);
   expect(await names({ enabled: 'false', machine_id: other })).toEqual([]);

@@ -104,10 +104,10 @@ export class MachineLists {
     return Reflect.get(facts ?? {}, name) ?? '';
   }
 
-  /** Returns -1 if there is no report, so that machines without a report come last in descending order. */
-  #percentUsed(id: MachineId, name: string): number {
+  /** Returns undefined if there is no report. */
+  #percentUsed(id: MachineId, name: string): number | undefined {
     const report = this.#services.machineFacts.allowedReport(id);
-    if (!report) return -1;
+    if (!report) return undefined;
     if (name === 'cpu') return report.cpu_usage;
     return percentOf(name === 'memory' ? report.memory : report.disk);
   }
