@@ -59,9 +59,14 @@ function count(topic: string, change: number): void {
   followed.value = next;
 }
 
+/** Follows these topics. Without a topic, only waits until the broker answers. */
 async function follow(of: string, stop: AbortSignal): Promise<void> {
   while (!stop.aborted) {
     try {
+      if (of === '') {
+        await streams.keys.me({ signal: stop });
+        return opened();
+      }
       for await (const { event, data } of streams.live.follow({ topics: of }, { signal: stop })) {
         if (event === 'ready') opened();
         else for (const { heard } of [...listeners]) heard(data);
@@ -70,7 +75,11 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
       // Status 403 means that the key has lost rights. identifyAgain() loads its present rights, which decide the
       // available pages and topics.
       if (error instanceof FarhandError && error.status === 403) await identifyAgain();
-      if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
+      if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) {
+        // The broker has refused the stream, so it is back.
+        if (lost.peek()) opened();
+        return;
+      }
     }
     if (stop.aborted) return;
     lost.value = true;
@@ -101,7 +110,8 @@ document.addEventListener('visibilitychange', () => {
 export const startLive = (): (() => void) =>
   effect(() => {
     const of = topics.value;
-    if (of === '' || !visible.value) return undefined;
+    // A page without topics needs no stream. After a lost stream it still has to notice when the broker is back.
+    if ((of === '' && !lost.peek()) || !visible.value) return undefined;
     const stop = new AbortController();
     // The stream is opened a moment later, because a new page adds several topics, and each change of topics opens a
     // new stream.
