@@ -33,10 +33,21 @@ export function takeTicket(): string | undefined {
   return ticket;
 }
 
+/** Id of the key that was last logged in since this page was opened. */
+let lastKey: string | undefined;
+
 /** Loads the login from the broker. Rejects if the broker does not answer. */
 export async function identify(): Promise<void> {
   try {
-    me.value = await client.keys.me();
+    const next = await client.keys.me();
+    // A reload removes what this page has in memory of the key before, such as unsaved text and uploads. The promise
+    // never resolves, so that the page displays nothing of it until then.
+    if (lastKey !== undefined && lastKey !== next.id) {
+      location.reload();
+      return new Promise(() => {});
+    }
+    lastKey = next.id;
+    me.value = next;
     loginEnded.value = false;
   } catch (error) {
     if (!loginEnded.value) throw error;

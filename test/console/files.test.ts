@@ -195,24 +195,35 @@ browserTest(
   },
 );
 
+/** Opens a.txt with the text "one", appends " two", and ends the login before the text is saved. */
+async function endLoginWhileEditing() {
+  const { system, machine } = await oneMachine();
+  const folder = temporaryFolder('files');
+  const file = join(folder, 'a.txt');
+  writeFileSync(file, 'one');
+  const { key, id: key_id } = await system.client.keys.create({ name: 'editor', scopes: ['admin'] });
+  const { page, open, faults } = await newLogin(system, { key });
+  await open(`/machines/${machine}/files?path=${folder}&edit=${file}`);
+  await page.locator('.cm-content').click();
+  await page.keyboard.press('Control+End');
+  await page.keyboard.type(' two');
+  await page.getByText('not saved').waitFor();
+  const { items } = await system.client.logins.list({ key_id });
+  for (const { id } of items) await system.client.logins.remove({ login_id: id });
+  await page.getByText('Your login has ended').waitFor();
+  const logInAgain = async (as: string): Promise<void> => {
+    await page.getByLabel('API key').fill(as);
+    await page.getByRole('button', { name: 'Log in' }).click();
+    await page.locator('.cm-content').waitFor();
+  };
+  return { system, page, file, key, faults, logInAgain };
+}
+
 browserTest(
   'a text that was not saved when the login ended is still in the editor after the next login',
   async () => {
-    const { system, machine } = await oneMachine();
-    const folder = temporaryFolder('files');
-    const file = join(folder, 'a.txt');
-    writeFileSync(file, 'one');
-    const { key, id: key_id } = await system.client.keys.create({ name: 'short', scopes: ['admin'] });
-    const { page, open, faults } = await newLogin(system, { key });
-    await open(`/machines/${machine}/files?path=${folder}&edit=${file}`);
-    await page.locator('.cm-content').click();
-    await page.keyboard.press('Control+End');
-    await page.keyboard.type(' two');
-    await page.getByText('not saved').waitFor();
-    await system.client.keys.remove({ key_id });
-    await page.getByText('Your login has ended').waitFor();
-    await page.getByLabel('API key').fill(system.key);
-    await page.getByRole('button', { name: 'Log in' }).click();
+    const { page, file, key, faults, logInAgain } = await endLoginWhileEditing();
+    await logInAgain(key);
     await page.getByText('not saved').waitFor();
     await page.locator('.cm-content').getByText('one two').click();
     await page.keyboard.press('Control+s');
@@ -221,6 +232,14 @@ browserTest(
     expect(faults).toEqual([]);
   },
 );
+
+browserTest('a text that was not saved is not displayed after a login with another key', async () => {
+  const { system, page, faults, logInAgain } = await endLoginWhileEditing();
+  await logInAgain(system.key);
+  await page.locator('.cm-content').getByText('one', { exact: true }).waitFor();
+  expect(await page.getByText('not saved').count()).toBe(0);
+  expect(faults).toEqual([]);
+});
 
 browserTest(
   'Back and Forward ask before an unsaved text is left, and both still work after Cancel',

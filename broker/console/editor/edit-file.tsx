@@ -78,7 +78,10 @@ interface EditorProps {
   etag: string | undefined;
 }
 
-/** The text that was not saved when the login ended. After the next login, the editor of its file displays it. */
+/**
+ * The text that was not saved when the login ended. After the next login with the same key, the editor of its file
+ * displays it. A login with another key loads the page again, which discards the text.
+ */
 let unsaved: EditorProps | undefined;
 
 function takeUnsaved({ machine, path }: EditorProps): EditorProps | undefined {
