@@ -343,3 +343,31 @@ browserTest('a delivery has its event and the answer; a new secret is on the pag
   expect(await page.getByText(/whsec_/).count()).toBe(0);
   expect(faults).toEqual([]);
 });
+
+browserTest(
+  'the page of a webhook follows the attempts, and says that the broker turned it off',
+  async () => {
+    const answered = Promise.withResolvers<void>();
+    const receiver = await startReceiver(async (response, _request, count) => {
+      if (count === 1) await answered.promise;
+      response.statusCode = count === 1 ? 200 : 500;
+      response.end();
+    });
+    const flags = ['--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms'];
+    const system = await startWithConsole(flags);
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['command.completed'] });
+    const machine_id = await startMachine(system, 'web-1');
+    const { page, faults, load } = await newLogin(system);
+    await load(`/webhooks/${id}`);
+    const list = page.getByRole('list', { name: 'Deliveries' });
+    await system.client.commands.create({ machine_id, command: 'true' });
+    await list.getByText('pending').waitFor();
+    answered.resolve();
+    await list.getByText('delivered').waitFor();
+    await system.client.commands.create({ machine_id, command: 'true' });
+    await list.getByText('failed', { exact: true }).waitFor();
+    await page.getByText('The broker turned this webhook off').waitFor();
+    await page.getByRole('button', { name: 'Turn on' }).waitFor();
+    expect(faults).toEqual([]);
+  },
+);

@@ -10,7 +10,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
-import { Notice, State, Tags } from '../parts/small-components.tsx';
+import { Notice, OnOff, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -20,13 +20,17 @@ import { WebhookForm } from '../webhooks/webhook-form.tsx';
 type WebhookDetail = Awaited<ReturnType<typeof client.webhooks.get>>;
 
 export function Webhook({ params: { webhook = '' } }: { params: Params }) {
-  const loaded = useData((signal) => client.webhooks.get({ webhook_id: webhook }, { signal }), [webhook]);
+  const loaded = useData(
+    (signal) => client.webhooks.get({ webhook_id: webhook }, { signal }),
+    [webhook],
+    ({ data }) => data.webhook_id === webhook,
+  );
   const { data, reload } = loaded;
   return (
     <Page
       title="Webhook"
       above={[{ text: 'Webhooks', href: to('/webhooks') }]}
-      beside={data && <State of={data.enabled ? 'online' : 'failed'} text={data.enabled ? 'on' : 'off'} />}
+      beside={data && <OnOff {...data} />}
       actions={data && may('webhooks:write') && <Actions webhook={data} changed={reload} />}
     >
       <Show of={loaded}>

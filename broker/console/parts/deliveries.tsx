@@ -1,9 +1,10 @@
 // The deliveries to a webhook or a channel: every attempt with its answer, and a button that sends a delivery again.
 import type { ComponentChildren } from 'preact';
-import { useState } from 'preact/hooks';
+import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { durationText, fullTime } from '../format-times-and-sizes.ts';
 import { may } from '../login-state.ts';
+import { after } from '../timers.ts';
 import { Button } from './button.tsx';
 import * as icons from './icons.ts';
 import { Show } from './loading-failed-or-empty.tsx';
@@ -13,6 +14,9 @@ import { attempt, say, sayError } from './toasts.tsx';
 import { useData } from './use-data.ts';
 
 type Delivery = Omit<Awaited<ReturnType<typeof client.webhooks.deliveries>>['items'][number], 'webhook_id'>;
+
+/** Milliseconds until the list is loaded again while a delivery is pending, because no event reports its attempts. */
+const pendingMs = 2_000;
 
 interface DeliveriesProps {
   read: Read<Delivery>;
@@ -24,24 +28,36 @@ interface DeliveriesProps {
   empty: ComponentChildren;
 }
 
-export function Deliveries({ read, redeliver, version, changed, empty }: DeliveriesProps) {
+export function Deliveries({ read, version, empty, ...actions }: DeliveriesProps) {
   return (
     <LongList read={read} version={version} when={() => true} empty={empty}>
-      {(items) => (
-        <ul class="deliveries card" aria-label="Deliveries">
-          {items.map((delivery) => (
-            <DeliveryRow
-              key={delivery.id}
-              delivery={delivery}
-              again={async () => {
-                if (await attempt(() => redeliver(delivery.id), 'The delivery is being sent again'))
-                  changed();
-              }}
-            />
-          ))}
-        </ul>
-      )}
+      {(items, reload) => <DeliveryRows items={items} reload={reload} {...actions} />}
     </LongList>
+  );
+}
+
+interface DeliveryRowsProps extends Pick<DeliveriesProps, 'redeliver' | 'changed'> {
+  items: readonly Delivery[];
+  reload: () => void;
+}
+
+function DeliveryRows({ items, reload, redeliver, changed }: DeliveryRowsProps) {
+  useEffect(
+    () => (items.some(({ status }) => status === 'pending') ? after(pendingMs, reload) : undefined),
+    [items],
+  );
+  return (
+    <ul class="deliveries card" aria-label="Deliveries">
+      {items.map((delivery) => (
+        <DeliveryRow
+          key={delivery.id}
+          delivery={delivery}
+          again={async () => {
+            if (await attempt(() => redeliver(delivery.id), 'The delivery is being sent again')) changed();
+          }}
+        />
+      ))}
+    </ul>
   );
 }
 
