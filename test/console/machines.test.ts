@@ -38,6 +38,17 @@ browserTest('machines appear, change and go offline by themselves', async () => 
   expect(faults).toEqual([]);
 });
 
+browserTest('the page of a machine follows edits of its name and tags by others', async () => {
+  const system = await startWithConsole();
+  const machine_id = await startMachine(system, 'web-1', 'web');
+  const { page, faults, load } = await newLogin(system);
+  await load(`/machines/${machine_id}`);
+  await page.getByText(/ cores?$/).waitFor();
+  await system.client.machines.update({ machine_id, name: 'web-2', tags: ['web', 'eu'] });
+  await page.getByRole('heading', { name: /^web-2.*eu/, level: 1 }).waitFor();
+  expect(faults).toEqual([]);
+});
+
 browserTest('search, filters and order are in the address and survive a reload', async () => {
   const { page } = await newLogin(await fleet());
   await page.getByRole('link', { name: 'db-1' }).waitFor();

@@ -57,6 +57,10 @@ function tabsOf(id: string): Tab[] {
   ].filter(({ name }) => (scopesOf[name] ?? []).every(may));
 }
 
+/** Returns a text that changes with what the heading of the page displays. */
+const headingOf = ({ name, status, tags }: Pick<MachineDetail, 'name' | 'status' | 'tags'>): string =>
+  JSON.stringify([name, status, tags]);
+
 export function Machine({ params }: { params: Params }) {
   const { machine = '', tab = 'overview' } = params;
   const loaded = useData(
@@ -65,15 +69,16 @@ export function Machine({ params }: { params: Params }) {
     ({ data, type }) => data.machine_id === machine && type.startsWith('machine.'),
   );
   const { data, reload } = loaded;
-  // Events are not enough: a short loss of the connection changes the status, but the broker records no event for it.
+  // Events are not enough: the broker records none for an edited name or tag, or for a short loss of the connection.
   useTopic('machines');
+  const heading = data && headingOf(data);
   useEffect(
     () =>
       listen(({ machines }) => {
         const reported = machines?.find(({ id }) => id === machine);
-        if (reported && reported.status !== data?.status) reload();
+        if (reported && headingOf(reported) !== heading) reload();
       }),
-    [machine, data?.status],
+    [machine, heading],
   );
   const isFull = tab === 'terminals' || tab === 'files';
   return (
