@@ -230,6 +230,16 @@ browserTest('on a narrow phone the state is in view beside a long name of a mach
   expect(await rightEnd(page.getByText('online'))).toBeLessThan(360);
   await load('/machines?view=cards');
   expect(await rightEnd(page.getByRole('listitem').getByText('online'))).toBeLessThan(360);
+  // Buttons beside a title go below it before the title is cut.
+  await system.client.savedCommands.create({ name: 'uptime', argv: ['uptime'] });
+  await page.setViewportSize({ width: 390, height: 740 });
+  await load('/saved-commands');
+  await page.getByRole('link', { name: 'Save a command' }).waitFor();
+  const isCut = await page.evaluate<boolean>(
+    `(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth)(document.querySelector('h1 .cut'))`,
+  );
+  expect(isCut).toBe(false);
+  await page.setViewportSize({ width: 360, height: 740 });
   await load('/commands');
   await page.getByRole('link', { name: /^build-worker/ }).waitFor();
   const frame = await rightEnd(page.getByRole('region', { name: 'Commands' }));
