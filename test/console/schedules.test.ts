@@ -163,23 +163,32 @@ browserTest('a schedule runs when a path changes, and in its settings a time rep
   expect(faults).toEqual([]);
 });
 
-browserTest('turning a schedule off keeps what was typed, and a double-click runs it once', async () => {
-  const system = await startWithConsole();
-  const { client } = system;
-  const machine_id = await startMachine(system, 'web-1');
-  const { id } = await client.schedules.create({ machine_id, name: 'job', cron: '@yearly', command: 'true' });
-  const { page, faults, open } = await newLogin(system);
-  await open(`/schedules/${id}/settings`);
-  await page.getByLabel('Name', { exact: true }).fill('renamed');
-  await page.getByRole('button', { name: 'Turn off' }).click();
-  await page.getByRole('button', { name: 'Turn on' }).waitFor();
-  expect(await page.getByLabel('Name', { exact: true }).inputValue()).toBe('renamed');
-  await page.getByRole('button', { name: 'Run now' }).dblclick();
-  await page.getByText('job is started').waitFor();
-  await expect.poll(async () => (await client.schedules.history({ schedule_id: id })).total).toBe(1);
-  const reader = await system.keyed(['schedules:read', 'machines:read', 'commands:read']);
-  const other = await newLogin(system, { key: reader.key });
-  await other.load(`/schedules/${id}/settings`);
-  expect(await other.page.getByRole('button', { name: 'Save' }).count()).toBe(0);
-  expect([...faults, ...other.faults]).toEqual([]);
-});
+browserTest(
+  'turning a schedule off keeps what was typed; a double-click runs it once and keeps the focus',
+  async () => {
+    const system = await startWithConsole();
+    const { client } = system;
+    const machine_id = await startMachine(system, 'web-1');
+    const { id } = await client.schedules.create({
+      machine_id,
+      name: 'job',
+      cron: '@yearly',
+      command: 'true',
+    });
+    const { page, faults, open } = await newLogin(system);
+    await open(`/schedules/${id}/settings`);
+    await page.getByLabel('Name', { exact: true }).fill('renamed');
+    await page.getByRole('button', { name: 'Turn off' }).click();
+    await page.getByRole('button', { name: 'Turn on' }).waitFor();
+    expect(await page.getByLabel('Name', { exact: true }).inputValue()).toBe('renamed');
+    await page.getByRole('button', { name: 'Run now' }).dblclick();
+    await page.getByText('job is started').waitFor();
+    await page.locator('button:focus', { hasText: 'Run now' }).waitFor();
+    await expect.poll(async () => (await client.schedules.history({ schedule_id: id })).total).toBe(1);
+    const reader = await system.keyed(['schedules:read', 'machines:read', 'commands:read']);
+    const other = await newLogin(system, { key: reader.key });
+    await other.load(`/schedules/${id}/settings`);
+    expect(await other.page.getByRole('button', { name: 'Save' }).count()).toBe(0);
+    expect([...faults, ...other.faults]).toEqual([]);
+  },
+);

@@ -38,7 +38,7 @@ export function MachineInventory({ machine, status }: { machine: string; status:
               <Button
                 icon={icons.refresh}
                 text={busy ? 'Collecting…' : 'Collect now'}
-                disabled={busy}
+                aria-disabled={busy}
                 press={click}
               />
             )}

@@ -91,7 +91,7 @@ function Actions({ channel, changed }: { channel: Channel; changed: () => void }
   const turn = (): Promise<unknown> => client.alertChannels.update({ channel_id: id, enabled: !enabled });
   return (
     <>
-      <Button text="Send a test" disabled={test.busy} press={test.click} />
+      <Button text="Send a test" aria-disabled={test.busy} press={test.click} />
       <Button text={enabled ? 'Turn off' : 'Turn on'} press={() => void attempt(turn).then(changed)} />
       <Button icon={icons.edit} text="Edit" press={() => setEditing(true)} />
       <DeleteButton

@@ -28,7 +28,7 @@ export function Inventory() {
       icon={icons.refresh}
       text={busy ? 'Collecting…' : 'Collect now'}
       title="Connected machines collect their inventory now; this takes at most 2 minutes"
-      disabled={busy}
+      aria-disabled={busy}
       press={click}
     />
   );

@@ -93,7 +93,7 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
           void attempt(() => client.schedules.update({ schedule_id: id, enabled: !enabled })).then(reload)
         }
       />
-      <Button icon={icons.play} text="Run now" class="primary" disabled={run.busy} press={run.click} />
+      <Button icon={icons.play} text="Run now" class="primary" aria-disabled={run.busy} press={run.click} />
       <DeleteButton
         title={`Delete ${name}?`}
         action="Delete the schedule"

@@ -187,7 +187,7 @@ export function Form({ submit, run, children, cancel, disabled = false }: FormPr
       )}
       <footer>
         {cancel && <Button text="Cancel" press={cancel} />}
-        <button type="submit" class="primary" disabled={busy || disabled}>
+        <button type="submit" class="primary" disabled={disabled} aria-disabled={busy}>
           {submit}
         </button>
       </footer>

@@ -143,7 +143,8 @@ export interface Tab {
 
 /**
  * Returns the click handler of a button that runs an action. `busy` is true while the action runs, and for at least
- * `leastMs`. Clicks in this time do nothing.
+ * `leastMs`. Clicks in this time do nothing. Set the button's `aria-disabled` to `busy`, because with `disabled` it
+ * would lose the focus.
  */
 export function useClick(action: () => Promise<unknown>, leastMs = 0): { busy: boolean; click: () => void } {
   const [busy, setBusy] = useState(false);
@@ -283,7 +284,7 @@ export function Confirm({ title, action, children, run, onClose }: ConfirmProps)
       <div class="dialog-body">{children}</div>
       <footer>
         <Button text="Cancel" press={onClose} />
-        <Button text={action} class="danger" disabled={busy} press={click} />
+        <Button text={action} class="danger" aria-disabled={busy} press={click} />
       </footer>
     </Dialog>
   );

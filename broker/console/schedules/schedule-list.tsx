@@ -82,7 +82,7 @@ function RunNow({ schedule, reload }: { schedule: Schedule; reload: () => void }
       icon={icons.play}
       label={`Run ${schedule.name} now`}
       title="Run now"
-      disabled={run.busy}
+      aria-disabled={run.busy}
       press={run.click}
     />
   );

@@ -92,7 +92,13 @@ function NoTerminals({ status, canOpen, busy, open }: NoTerminalsProps) {
       )}
       {!may('sessions:attach') && <p>Opening a terminal needs a key with the scope sessions:attach.</p>}
       {canOpen && (
-        <Button icon={icons.terminal} text="Open a terminal" class="primary" disabled={busy} press={open} />
+        <Button
+          icon={icons.terminal}
+          text="Open a terminal"
+          class="primary"
+          aria-disabled={busy}
+          press={open}
+        />
       )}
     </Empty>
   );
@@ -123,7 +129,7 @@ function SessionTabs({ sessions, machine, current, open, busy }: SessionTabsProp
           </a>
         ))}
       </nav>
-      {open && <IconButton icon={icons.join} label="New terminal" disabled={busy} press={open} />}
+      {open && <IconButton icon={icons.join} label="New terminal" aria-disabled={busy} press={open} />}
     </div>
   );
 }
