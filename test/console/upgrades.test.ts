@@ -23,6 +23,8 @@ browserTest(
     await page.getByRole('button', { name: 'Upgrade', exact: true }).click();
     await page.getByRole('heading', { name: 'Upgrade to 9.9.9' }).waitFor();
     await page.getByRole('row', { name: /web-1/ }).getByText('skipped').waitFor();
+    // No machine was upgraded, so the state has the colour of a warning, as in the list of upgrades.
+    await page.locator('h1 .state.warn', { hasText: 'completed' }).waitFor();
     const { items } = await system.client.upgrades.list();
     expect(items).toMatchObject([{ version: '9.9.9', wave: '50%', pause: 60_000, max_failures: 0 }]);
     expect(faults).toEqual([]);

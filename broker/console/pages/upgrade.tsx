@@ -13,8 +13,8 @@ import { type Column, List, LongList, twoLines } from '../parts/table-and-paged-
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, type Params, to } from '../router.ts';
 import { UpgradeForm } from '../upgrades/upgrade-form.tsx';
+import { type Upgrade, UpgradeState } from '../upgrades/upgrade-state.tsx';
 
-type Upgrade = Awaited<ReturnType<typeof client.upgrades.get>>;
 type Machine = Awaited<ReturnType<typeof client.upgrades.machines>>['items'][number];
 
 const above = [{ text: 'Upgrades', href: to('/upgrades') }];
@@ -44,7 +44,7 @@ function Existing({ id }: { id: string }) {
     <Page
       title={data ? `Upgrade to ${data.version}` : 'Upgrade'}
       above={above}
-      beside={data && <State of={data.status} />}
+      beside={data && <UpgradeState of={data} />}
       actions={
         isRunning &&
         may('machines:write') && (

@@ -5,23 +5,15 @@ import { NewButton } from '../parts/action-buttons.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/loading-failed-or-empty.tsx';
 import { Page } from '../parts/page.tsx';
-import { Ago, State } from '../parts/small-components.tsx';
+import { Ago } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { type Column, List, LongList } from '../parts/table-and-paged-list.tsx';
 import { to } from '../router.ts';
-
-type Upgrade = Awaited<ReturnType<typeof client.upgrades.get>>;
-
-/** True if an upgrade is over, but not every machine has the new version. */
-const isPartial = ({ status, counts, total }: Upgrade): boolean =>
-  status === 'completed' && counts.upgraded < total;
+import { type Upgrade, UpgradeState } from '../upgrades/upgrade-state.tsx';
 
 const columns: Column<Upgrade>[] = [
   ['Version', ({ id, version }) => <a href={to('/upgrades', id)}>{version}</a>, 'wide'],
-  [
-    'Status',
-    (upgrade) => <State of={isPartial(upgrade) ? 'skipped' : upgrade.status} text={upgrade.status} />,
-  ],
+  ['Status', (upgrade) => <UpgradeState of={upgrade} />],
   [
     'Wave',
     ({ waves, current_wave }) => waves !== null && waves > 0 && `${current_wave} of ${waves}`,
