@@ -21,7 +21,7 @@ async function startScene(): Promise<{ system: TestSystem; agent: AgentHandle }>
 }
 
 /** Opens a pipe that nothing reads. */
-function openPipe(): number {
+function unreadPipe(): number {
   const path = join(temporaryFolder('pipe'), 'fifo');
   execFileSync('mkfifo', [path]);
   const pipe = openSync(path, constants.O_RDWR | constants.O_NONBLOCK);
@@ -241,7 +241,7 @@ describe('through pipes, farhand shell', () => {
       machine_id: agent.machineId,
       shell: '/usr/bin/yes',
     });
-    const pipe = openPipe();
+    const pipe = unreadPipe();
     const child = spawn(process.execPath, [main, 'shell', '--session', session_id, '--observe'], {
       env: environment(system),
       stdio: ['ignore', pipe, 'ignore'],
