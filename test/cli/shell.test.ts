@@ -20,8 +20,8 @@ async function startScene(): Promise<{ system: TestSystem; agent: AgentHandle }>
   return { system, agent: await system.agent({ name: 'web-1' }) };
 }
 
-/** Opens a pipe that nothing reads. */
-function unreadPipe(): number {
+/** Opens a pipe that nothing reads from. */
+function pipeWithoutReader(): number {
   const path = join(temporaryFolder('pipe'), 'fifo');
   execFileSync('mkfifo', [path]);
   const pipe = openSync(path, constants.O_RDWR | constants.O_NONBLOCK);
@@ -241,7 +241,7 @@ describe('through pipes, farhand shell', () => {
       machine_id: agent.machineId,
       shell: '/usr/bin/yes',
     });
-    const pipe = unreadPipe();
+    const pipe = pipeWithoutReader();
     const child = spawn(process.execPath, [main, 'shell', '--session', session_id, '--observe'], {
       env: environment(system),
       stdio: ['ignore', pipe, 'ignore'],
