@@ -152,6 +152,18 @@ const whole = (least: number) => (text: string) => {
   throw new InvalidArgumentError(`It must be a whole number, at least ${least}.`);
 };
 
+/**
+ * Parses a date as YYYY-MM-DD, with or without a time. Returns NaN for other texts: Date.parse() takes 5 for May 2001,
+ * and February 30 for March 2.
+ */
+function dateOf(text: string): number {
+  const [day] = /^\d{4}-\d\d-\d\d/.exec(text) ?? [];
+  const start = new Date(day ?? '');
+  return Number.isFinite(start.getTime()) && start.toISOString().startsWith(`${day}T`)
+    ? Date.parse(text)
+    : NaN;
+}
+
 /** Functions that parse a flag's value, by the word in the flag's brackets. */
 const readers: Readonly<Record<string, Reader>> = {
   count: whole(1),
@@ -163,7 +175,7 @@ const readers: Readonly<Record<string, Reader>> = {
   list,
   duration,
   time(text) {
-    const ms = durationForm.test(text) ? now() - parseDuration(text) : Date.parse(text);
+    const ms = durationForm.test(text) ? now() - parseDuration(text) : dateOf(text);
     if (Number.isFinite(ms)) return new Date(ms).toISOString();
     throw new InvalidArgumentError(
       'It must be a time: 2h for 2 hours ago, or a date such as 2026-11-21T10:00:00Z.',

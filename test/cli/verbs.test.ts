@@ -41,6 +41,8 @@ describe('the command line', () => {
       ['files cat', ['/etc/hosts'], /is not a remote path; use MACHINE:PATH/],
       ['files put', ['alone'], /give at least two paths/],
       ['webhooks redeliver', ['hook_1'], /choose either the id of a delivery or --since/],
+      ['events', ['--since', '5'], /argument '5' is invalid. It must be a time/],
+      ['audit', ['--since', '2026-02-30'], /It must be a time/],
       ['login', ['http://127.0.0.1:1'], /ask for input; add --key-stdin/],
       ['login', [], /add the URL and --key-stdin/],
       ['constructor', [], /unknown command/],
