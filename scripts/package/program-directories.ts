@@ -36,8 +36,12 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
 function launcherText(entry: Entry): string {
   const isAgent = entry === 'farhand-agent';
   const variables = Object.entries(isAgent ? agentVariables : {}).map(([name, value]) => ` ${name}=${value}`);
-  // Node opens /dev/null if standard output is closed, and every write would succeed. To a read-only file, it fails.
-  const closed = entry === 'farhand' ? '{ true 3>&1; } 2>/dev/null || exec 1</dev/null\n' : '';
+  // Node opens /dev/null if standard input or output is closed, and every read or write would succeed. It fails if the
+  // file is open only for the other direction.
+  const closed =
+    entry === 'farhand'
+      ? '{ true 3<&0; } 2>/dev/null || exec 0>/dev/null\n{ true 3>&1; } 2>/dev/null || exec 1</dev/null\n'
+      : '';
   const flags = (isAgent ? agentFlags : []).map((flag) => `${flag} `);
   return `#!/bin/sh
 # Runs ${entry} with the Node of its own package.

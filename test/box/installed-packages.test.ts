@@ -169,10 +169,14 @@ describe('a broker from its package', () => {
     expect(token.install).toBeNull();
   });
 
-  test('has a CLI whose exit code is 1 if its standard output is closed', async () => {
-    const closed = execute('sh', ['-c', '"$0" --version >&-', join(brokerHome, 'bin/farhand')]);
-    const stderr = 'farhand: standard output: EBADF: bad file descriptor, write\n';
-    await expect(closed).rejects.toMatchObject({ code: 1, stderr });
+  test.each([
+    ['output', '--version >&-', 'standard output: EBADF: bad file descriptor, write'],
+    ['input', 'login "$1" --key-stdin <&-', 'EBADF: bad file descriptor, read'],
+  ])('has a CLI whose exit code is 1 if its standard %s is closed', async (_, line, message) => {
+    const { url } = await anyBox();
+    const program = join(brokerHome, 'bin/farhand');
+    const closed = execute('sh', ['-c', `"$0" ${line}`, program, url], { env: plain });
+    await expect(closed).rejects.toMatchObject({ code: 1, stderr: `farhand: ${message}\n` });
   });
 
   test('makes no install line for an unencrypted address', async () => {
