@@ -153,15 +153,16 @@ const whole = (least: number) => (text: string) => {
 };
 
 /**
- * Parses a date as YYYY-MM-DD, with or without a time. Returns NaN for other texts: Date.parse() takes 5 for May 2001,
- * and February 30 for March 2.
+ * Parses a date in any form that Date.parse() knows. Returns NaN for texts that Date.parse() takes for another date: a
+ * number, such as 5 for May 2001, and a day that does not exist, such as February 30 for March 2.
  */
 function dateOf(text: string): number {
   const [day] = /^\d{4}-\d\d-\d\d/.exec(text) ?? [];
   const start = new Date(day ?? '');
-  return Number.isFinite(start.getTime()) && start.toISOString().startsWith(`${day}T`)
-    ? Date.parse(text)
-    : NaN;
+  const isReal = day
+    ? Number.isFinite(start.getTime()) && start.toISOString().startsWith(day)
+    : /[^\d.\s+-]/.test(text);
+  return isReal ? Date.parse(text) : NaN;
 }
 
 /** Functions that parse a flag's value, by the word in the flag's brackets. */
