@@ -219,10 +219,8 @@ export class Cluster implements Owners {
    */
   take(machineId: string, linkId: string): Promise<void> {
     if (this.#isClosed) return Promise.reject(databaseUnavailable());
-    const waiting = this.#takes.get(machineId);
-    if (waiting) waiting.linkId = linkId;
-    const taken = waiting?.taken ?? Promise.withResolvers<void>();
-    if (!waiting) this.#takes.set(machineId, { linkId, taken });
+    const taken = this.#takes.get(machineId)?.taken ?? Promise.withResolvers<void>();
+    this.#takes.set(machineId, { linkId, taken });
     if (!this.#isTaking) void this.#takeAll();
     return taken.promise;
   }
@@ -377,14 +375,16 @@ export class Cluster implements Owners {
     for (const id of this.#unloaded)
       if (this.#owners.of(id)?.brokerId !== this.brokerId) this.#unloaded.delete(id);
     const own = machineIds.filter((id) => this.#owners.of(id)?.brokerId === this.brokerId);
-    await this.#become([...new Set([...own, ...this.#unloaded])]);
+    // These changes are not read again, so the watchers also get them if the open work cannot be loaded.
+    await this.#become([...new Set([...own, ...this.#unloaded])]).finally(() => {
+      if (machineIds.length === 0 && !brokersChanged) return;
+      for (const watcher of [...this.#watchers]) watcher(machineIds);
+    });
     // If another broker has stopped, claims its machines now, not only at the next renewal of the lease.
     if (brokersChanged && this.#stops.length > 0)
       await this.#claim().catch((err: unknown) =>
         this.#log.debug({ err }, 'could not claim machines; trying again when this broker renews its lease'),
       );
-    if (machineIds.length === 0 && !brokersChanged) return;
-    for (const watcher of [...this.#watchers]) watcher(machineIds);
   }
 
   #dropIfLost(machineId: string): void {

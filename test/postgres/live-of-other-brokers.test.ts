@@ -31,3 +31,23 @@ withPostgres('live updates', () => {
     expect(text).not.toContain('event: error');
   });
 });
+
+withPostgres('the list of online machines', () => {
+  test('omits a machine that went offline at another broker, also while the open work of another machine cannot be loaded', async () => {
+    const { one, two, query } = await startTwo(await server());
+    const [{ close }, other] = [await one.agent({ name: 'a' }), await one.agent({ name: 'b' })];
+    await other.close();
+    const online = async () =>
+      (await two.client.machines.list({ status: 'online' })).items.map(({ name }) => name);
+    await soon(online).toEqual(['a']);
+    await query('ALTER TABLE sessions RENAME TO unreadable');
+    await query(
+      `UPDATE owners SET epoch = epoch + 1, changed = pg_current_xact_id(),
+       broker_id = (SELECT id FROM brokers WHERE id <> owners.broker_id) WHERE machine_id = '${other.machineId}'`,
+    );
+    await soon(() => two.log.join('')).toContain('sessions');
+    await close();
+    await soon(online).toEqual([]);
+    await query('ALTER TABLE unreadable RENAME TO sessions');
+  });
+});
