@@ -47,7 +47,7 @@ export function createAuditRecorder(
   const unrecorded = createUnrecordedLog(log);
 
   /** Adds a row for each of `deeds`. `before` is the number of rows that the request has already added. */
-  function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
+  function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before: number): void {
     for (const [n, deed] of deeds.entries()) record(journal, deed, rowId(id, before + n));
   }
 
@@ -59,48 +59,64 @@ export function createAuditRecorder(
 
   return {
     /** Begins a record. Each write calls `about` for details. */
-    begin(action: string, who: Who, about: () => AuditedRequest) {
-      const id = newTimedId('audit', now());
-      let committed = false;
-      let rows = 0;
-      /** Machines with rows on disk that say `ok`, although further transactions of the change must follow. */
-      let incomplete: MachineId[] = [];
-      return {
-        /** Adds the audit rows to the transaction in which the request makes its change. */
-        commit(...[journal, made = {}, machines, more = false]: Parameters<Caller['commit']>): void {
-          committed = true;
-          journal.committed?.(() => {
-            incomplete = more ? [...incomplete, ...(machines ?? [])] : [];
-          });
-          const request = about();
-          // Each machine gets a row of its own, so the rows do not need the list of machines.
-          const { machine_ids, ...rest } = request.what;
-          const what = { ...(machines ? rest : request.what), ...made };
-          const deeds = deedsOf(who, action, 'ok', { machines: machines ?? request.machines, what });
-          recordAll(journal, deeds, id, rows);
-          rows += deeds.length;
-        },
-        /** Writes the record at the end of the request, unless commit() has written it. Never rejects. */
-        async settle(error?: unknown): Promise<void> {
-          if (committed && error === undefined) return;
-          const request = about();
-          const deeds = deedsOf(who, action, resultOf(error), request);
-          const [first] = deeds;
-          // A refused request has changed nothing, so its record may be left out if its key has too many refusals.
-          const refused = error instanceof AppError && error.status < 500;
-          if (first && refused && !refusals.take(first.key_id, first)) return;
-          // If the request failed after commit(), the rows of commit() may be on disk already. write() adds no row
-          // whose id exists.
-          if (incomplete.length === 0) return write(deeds, id);
-          const more = deedsOf(who, action, resultOf(error), { ...request, machines: incomplete });
-          await write([...deeds, ...more], id, rows);
-        },
-      };
-    },
+    begin: (action: string, who: Who, about: () => AuditedRequest) =>
+      createRecording({ recordAll, write, refusals }, action, who, about),
     /** Records how many refusals of the present minute have no row of their own. Called when the broker stops. */
     close(): void {
       refusals.close();
       unrecorded.close();
+    },
+  };
+}
+
+/** The functions with which the record of one request writes its audit rows. */
+interface AuditWriter {
+  recordAll(journal: Journal, deeds: readonly Deed[], id: string, before: number): void;
+  write(deeds: readonly Deed[], id: string, before?: number): Promise<void>;
+  refusals: LogLimiter<Deed>;
+}
+
+/** Creates the audit record of one request. */
+function createRecording(
+  { recordAll, write, refusals }: AuditWriter,
+  action: string,
+  who: Who,
+  about: () => AuditedRequest,
+) {
+  const id = newTimedId('audit', now());
+  let committed = false;
+  let rows = 0;
+  /** Machines with rows on disk that say `ok`, although further transactions of the change must follow. */
+  let incomplete: MachineId[] = [];
+  return {
+    /** Adds the audit rows to the transaction in which the request makes its change. */
+    commit(...[journal, made = {}, machines, more = false]: Parameters<Caller['commit']>): void {
+      committed = true;
+      journal.committed?.(() => {
+        incomplete = more ? [...incomplete, ...(machines ?? [])] : [];
+      });
+      const request = about();
+      // Each machine gets a row of its own, so the rows do not need the list of machines.
+      const { machine_ids, ...rest } = request.what;
+      const what = { ...(machines ? rest : request.what), ...made };
+      const deeds = deedsOf(who, action, 'ok', { machines: machines ?? request.machines, what });
+      recordAll(journal, deeds, id, rows);
+      rows += deeds.length;
+    },
+    /** Writes the record at the end of the request, unless commit() has written it. Never rejects. */
+    async settle(error?: unknown): Promise<void> {
+      if (committed && error === undefined) return;
+      const request = about();
+      const deeds = deedsOf(who, action, resultOf(error), request);
+      const [first] = deeds;
+      // A refused request has changed nothing, so its record may be left out if its key has too many refusals.
+      const refused = error instanceof AppError && error.status < 500;
+      if (first && refused && !refusals.take(first.key_id, first)) return;
+      // If the request failed after commit(), the rows of commit() may be on disk already. write() adds no row
+      // whose id exists.
+      if (incomplete.length === 0) return write(deeds, id);
+      const more = deedsOf(who, action, resultOf(error), { ...request, machines: incomplete });
+      await write([...deeds, ...more], id, rows);
     },
   };
 }
