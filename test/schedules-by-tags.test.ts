@@ -202,6 +202,8 @@ test('when the clock is set back, no due time that has run runs again on any mac
 
 test('while a run has not ended, only its own machine skips due times', async () => {
   const { client, ids, make } = await tagged(2);
+  // The first command of an agent starts its spawner, and could take longer than a second.
+  for (const machine_id of ids) await client.commands.create({ machine_id, command: 'true' });
   const slow = gate();
   // Only one machine can create the folder. Its run waits at the gate, and the runs of the other machine fail.
   const command = `mkdir ${temporaryFolder('slow')}/first && ${slow.wait}`;

@@ -30,6 +30,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   let system = await startFarhand();
   const agent = await system.agent();
   const { machineId: machine_id } = agent;
+  // The first command starts the agent's spawner. If the clock leaped meanwhile, that start would count as hung.
+  await system.client.commands.create({ machine_id, command: 'true' });
   const identity = await joinScripted(system);
   const away = identity.machineId;
   // Sets the clock only after the certificates were made, because they need the real time. After such a change no

@@ -176,7 +176,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
 
   test('a command whose spawner cannot start fails with a clear error, and the next command works', async () => {
     process.kill(await spawnerPid(), 'SIGKILL');
-    await waitFor(async () => expect(await spawners(processes.journalId)).toEqual([]));
+    await waitFor(() => expect(processes.pids()).toEqual([]));
     const node = vi.spyOn(process, 'execPath', 'get').mockReturnValue('/nonexistent');
     try {
       expect(await result({ command: 'true' })).toMatchObject({
