@@ -9,7 +9,7 @@ import { startFarhand, type TestSystem } from '../start-farhand.ts';
 export type { Page } from 'playwright-core';
 
 /** Time limit of a test in milliseconds. It is long, because a browser is slow on a busy machine. */
-const longest = 180_000;
+const longest = 300_000;
 const needsChromium = needs('chromium');
 
 /** A test that needs a browser. It is skipped without Debian's Chromium, and its name says that. */
