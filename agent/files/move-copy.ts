@@ -172,8 +172,8 @@ async function publish(transfer: Transfer, content: fs.Confined): Promise<string
 
 /**
  * Moves the source atomically into a private directory, which the caller removes with its content. If the source has
- * changed since the copy began, moves it back, or to a new name if its name is taken, and throws `conflict`. If that
- * fails too, the source stays in the private directory, which is kept.
+ * changed since the copy began, moves it back, or to a new name if its name is taken, and throws `conflict`. If both
+ * renames fail, calls keep() on the private directory, so that the source is not removed with it.
  */
 async function withdraw(
   { from, stats, source }: Transfer,
@@ -182,15 +182,18 @@ async function withdraw(
 ): Promise<void> {
   const away = leaving.content();
   await fs.rename(from.at, away);
-  const now = await fs.lstat(away);
+  // A source that cannot be read counts as changed.
+  const now = await fs.lstat(away).catch(() => undefined);
   const same =
-    fs.identityOf(now) === fs.identityOf(stats) && now.size === stats.size && now.mtimeNs === stats.mtimeNs;
-  // Temporary files count here: an upload that has begun would publish its file in the withdrawn directory. A tree that
-  // cannot be read counts as changed.
+    now &&
+    fs.identityOf(now) === fs.identityOf(stats) &&
+    now.size === stats.size &&
+    now.mtimeNs === stats.mtimeNs;
+  // Temporary files count here: an upload that has begun would publish its file in the withdrawn directory.
   if (same && (await stateBelow(away, now).catch(() => undefined)) === before) return;
   // Uses rename(2), because link(2) fails on some file systems and for files of other users. If the name is taken
   // again, the source gets a new name outside the private directory, which the caller removes.
-  const isFree = (await fs.lookAt(from.at)) === undefined;
+  const isFree = (await fs.lookAt(from.at).catch(() => null)) === undefined;
   const back = (to: fs.Confined) => fs.rename(away, to).then(() => true);
   const changed = (what: string) => fault('conflict', source.path, `changed while it was moved; ${what}`);
   if (isFree && (await back(from.at).catch(() => false))) throw changed('try again');
@@ -198,7 +201,7 @@ async function withdraw(
   if (await back(fs.child(from.directory, kept)).catch(() => false))
     throw changed(`it is now named ${kept}, because another program created a new one`);
   const path = toText(await leaving.keep());
-  throw changed(`it could not be moved back, and is now ${path}/content`);
+  throw changed(`it could not be moved back, and is now at ${path}/content`);
 }
 
 /** Returns a hash of the names, inodes and change times below a directory. */
