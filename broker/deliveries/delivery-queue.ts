@@ -359,8 +359,7 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   /**
-   * Limits the due times of these receivers' waiting deliveries: none is due later than `ms` milliseconds from now.
-   * Never rejects.
+   * Limits the wait of these receivers' deliveries to `ms` milliseconds from now. Never rejects.
    */
   async #limitDue(ids: readonly string[], ms: number): Promise<void> {
     const { history, store } = this.#parts;
