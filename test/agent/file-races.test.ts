@@ -162,7 +162,7 @@ test.runIf(otherDisk)(
 );
 
 test.runIf(isRoot && otherDisk)(
-  'a directory that cannot be moved back at all stays in the temporary directory, which is kept',
+  'a directory that can be moved back to no name is not removed with the temporary directory',
   async () => {
     const target = mkdtempSync(join(disk.second, 'to-'));
     for (const directory of [disk.second, target]) chmodSync(directory, 0o777);
